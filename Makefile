@@ -22,8 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/paceline demo
 
+# More test processes than the two cores of a small machine: half of the time a test waits for processes of its own.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 4
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile large

@@ -15,15 +15,30 @@ from hypothesis import HealthCheck, Phase, settings
 from shm import shared_memory
 
 if TYPE_CHECKING:
+    from plain import PlainPython
     from pool import Pools
     from typist import Typist
 
     from paceline.launch import Zygote
 
 WITH_WORKERS = ("comm", "script", "strategies", "horovod")
-WITH_ZYGOTES = ("acceptance", "launch")
-# What stays together and takes long, longest first: where one of them began last, the other cores would wait for it.
-LONG = ("workers", "acceptance", "launch", "tests/view/test_browser.py")
+# What stays together, so that each pool and zygote is made once: rooms, or files that need nobody else's.
+TOGETHER = {
+    "tests/acceptance/test_same_numbers.py": "corpus",
+    "tests/acceptance/": "acceptance",
+    "tests/script/": "script",
+    **dict.fromkeys(("tests/strategies/", "tests/comm/", "tests/horovod/"), "workers"),
+    "tests/launch/": "launch",
+}
+# Files of a room that use neither the room's zygote nor its typist: they begin as soon as a core is free.
+APART = tuple(f"tests/acceptance/test_{name}.py" for name in ("second_account", "prompts", "demo"))
+# What takes long, longest first: where one of them began last, the other cores would wait for it.
+LONG = (
+    *("acceptance", "script", "workers", "launch", "corpus", *APART),
+    *(f"tests/view/test_{name}.py" for name in ("every_verb", "browser", "accessibility", "timeline_page")),
+    *(f"tests/view/test_{name}.py" for name in ("foreign_traces", "second_day", "comparing")),
+    *("tests/test_contributing.py", "tests/trials/test_bench.py", "tests/converge/test_ghost.py"),
+)
 
 # The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.
 for name, examples in (("default", 10), ("large", 100)):
@@ -41,9 +56,9 @@ settings.load_profile("default")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests are spread over cores (`-n`): those on the pool of workers stay in one process, and so do the
-    acceptance tests and those of the launcher, so that each pool and zygote is made once. All others run beside them,
-    file by file, and tests on a GPU one by one: they start all that they need."""
+    """Where tests are spread over processes (`-n`): those of a room on workers stay in one process, so that each pool
+    and zygote is made once. All others run beside them, file by file, and tests on a GPU one by one: they start all
+    that they need."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRoom(LoadScopeScheduling):
@@ -56,10 +71,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _together(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    room = file.split("/")[1]
     if file.endswith("_gpu.py"):
         return nodeid
-    return "workers" if room in WITH_WORKERS else room if room in WITH_ZYGOTES else file
+    if file in APART:
+        return file
+    return next((name for start, name in TOGETHER.items() if file.startswith(start)), file)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,6 +138,16 @@ def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
     from typist import Typist
 
     it = Typist(tmp_path_factory.mktemp("typed"))
+    yield it
+    it.close()
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainPython]:
+    """`plain.run(folder, script, …)`: a script in plain Python, as a fork of a process that has imported torch."""
+    from plain import PlainPython
+
+    it = PlainPython(tmp_path_factory.mktemp("plain"))
     yield it
     it.close()
 

@@ -1,17 +1,19 @@
 """Types verbs: `python verb_server.py`, one fork a command line, all of them on one zygote.
 
 A command line of its own imports torch for seconds, and there are dozens. Asked on standard input, a JSON line each
-({"arguments", "folder", "out", "err", "environment"}); answers with the exit code, a line each. What must be seen of
-whole processes (signals, deaths) is typed in processes of its own.
+({"program", "arguments", "folder", "out", "err", "environment"}, or {"wait": process}); answers with the process,
+or with its exit code, a line each. What must be seen of a whole process (its death) is typed in one of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from paceline.cli.app import command_line
+from paceline.cli.horovodrun import main as horovodrun
 from paceline.launch import Zygote
 
 
@@ -22,16 +24,26 @@ class Lent(Zygote):
         pass
 
 
+def type_horovodrun(arguments: list[str], zygote: Zygote) -> int:
+    horovodrun.paceline = lambda words, **how: command_line(words, zygote, **how)
+    return horovodrun.main(arguments)
+
+
+PROGRAMS = {"paceline": command_line, "horovodrun": type_horovodrun}
+
+
 def serve(zygote: Zygote) -> None:
     for line in sys.stdin:
         if not line.strip():  # the end: a fork of the other side may keep the pipe open for long
             break
         order = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+        elif pid := os.fork():
+            print(pid, flush=True)
+        else:
             os._exit(typed(order, zygote))
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 def typed(order: dict[str, object], zygote: Zygote) -> int:
@@ -40,10 +52,11 @@ def typed(order: dict[str, object], zygote: Zygote) -> int:
         os.dup2(file, descriptor)
         os.close(file)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     os.chdir(str(order["folder"]))
     os.environ |= order["environment"]  # type: ignore[call-overload]
     try:
-        return command_line(list(order["arguments"]), zygote)  # type: ignore[call-overload]
+        return PROGRAMS[str(order["program"])](list(order["arguments"]), zygote)  # type: ignore[call-overload]
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

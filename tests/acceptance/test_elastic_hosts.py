@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from plain import PlainPython
 from test_elastic import AT_A_PLACE, NONE, TRAIN
 from test_lasting_runs import TRAIN as LASTING
 from typist import Typist
@@ -38,10 +39,10 @@ for step in range({STEPS}):
 """
 
 
-def plain(folder: Path, script: str) -> str:
+def alone(plain: PlainPython, folder: Path, script: str) -> str:
+    """What the script prints in plain Python."""
     (folder / "plain.py").write_text(script)
-    done = subprocess.run([sys.executable, "plain.py"], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
+    return plain.printed(folder, "plain.py")
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,9 @@ def plain(folder: Path, script: str) -> str:
     ],
 )
 def test_a_worker_killed_on_one_of_two_hosts_changes_no_number(
-    typist: Typist, tmp_path: Path, place: str, ranks: list[int], times: int
+    typist: Typist, plain: PlainPython, tmp_path: Path, place: str, ranks: list[int], times: int
 ) -> None:
-    expected = plain(tmp_path, TRAIN.format(fault=NONE))
+    expected = alone(plain, tmp_path, TRAIN.format(fault=NONE))
     for name in ("log.csv", "model0.pt", "model1.pt"):
         (tmp_path / name).unlink()
     (tmp_path / "train.py").write_text(TRAIN.format(fault=AT_A_PLACE.format(place=place, ranks=ranks, times=times)))
@@ -74,9 +75,9 @@ def test_a_worker_killed_on_one_of_two_hosts_changes_no_number(
 
 
 @pytest.mark.slow
-def test_a_worker_killed_on_a_host_is_replaced_at_a_commit(typist: Typist, tmp_path: Path) -> None:
+def test_a_worker_killed_on_a_host_is_replaced_at_a_commit(typist: Typist, plain: PlainPython, tmp_path: Path) -> None:
     """No sample is lost or repeated, and no line printed twice."""
-    expected = plain(tmp_path, LASTING)
+    expected = alone(plain, tmp_path, LASTING)
     (tmp_path / "train.py").write_text(LASTING)
     done = typist.type(tmp_path, "run", "--hosts", HOSTS, "--elastic", "1:4", "train.py", "7:3")
     assert done.returncode == 0, done.stderr
@@ -88,7 +89,7 @@ def test_a_worker_killed_on_a_host_is_replaced_at_a_commit(typist: Typist, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])
-def test_a_host_whose_agent_is_killed_is_done_without(tmp_path: Path, host: int) -> None:
+def test_a_host_whose_agent_is_killed_is_done_without(plain: PlainPython, tmp_path: Path, host: int) -> None:
     (tmp_path / "train.py").write_text(LONG)
     command = [sys.executable, "-m", "paceline", "run", "--hosts", HOSTS, "--elastic", "2", "--quiet", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
@@ -107,7 +108,7 @@ def test_a_host_whose_agent_is_killed_is_done_without(tmp_path: Path, host: int)
     workers = ("0 to 1", "2 to 3")[host]
     assert f"with workers {workers}, is lost" in said
     assert "the run goes on with 2 workers" in said
-    assert "".join(printed) == plain(tmp_path, LONG)
+    assert "".join(printed) == alone(plain, tmp_path, LONG)
 
 
 @pytest.mark.slow

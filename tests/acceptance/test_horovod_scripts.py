@@ -37,13 +37,9 @@ def paceline_(tmp_path, typist) -> Type:
 
 
 @pytest.fixture
-def horovodrun(tmp_path) -> Type:
+def horovodrun(tmp_path, typist) -> Type:
     """Types `horovodrun …` in an empty folder."""
-
-    def type_it(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*HOROVODRUN, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90)
-
-    return type_it
+    return partial(typist.type, tmp_path, program="horovodrun")
 
 
 def losses(printed: str) -> list[float]:
@@ -119,6 +115,7 @@ def test_an_interrupt_ends_all_workers(tmp_path: Path) -> None:
 
 
 DRIVER = """
+import sys
 import paceline.horovod as horovod
 
 class Told:
@@ -134,23 +131,30 @@ def work(factor, fail=False):
     return Told(hvd.rank(), hvd.allreduce(torch.tensor([factor]), op=hvd.Sum).item())
 
 if __name__ == "__main__":
-    told = horovod.run(work, args=(1.5,), num_proc=2)
-    print([(each.rank, each.total) for each in told])
     try:
-        horovod.run(work, args=(1.5,), kwargs={"fail": True}, num_proc=1)
+        told = horovod.run(work, args=(1.5,), kwargs={"fail": "--fail" in sys.argv}, num_proc=2)
+        print([(each.rank, each.total) for each in told])
     except RuntimeError as error:
         print(error)
 """
 
 
-def test_a_function_runs_on_several_workers_and_its_results_come_back(tmp_path: Path) -> None:
-    (tmp_path / "driver.py").write_text(DRIVER)
+def drive(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "driver.py").write_text(DRIVER)
     done = subprocess.run(
-        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "driver.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first == "[(0, 3.0), (1, 3.0)]"
-    assert "'work' failed on one of 1 workers (exit code 1)" in second
-    assert "OverflowError: too much" in done.stderr
     assert "where the time went" not in done.stderr
+    return done
+
+
+def test_a_function_runs_on_several_workers_and_its_results_come_back(tmp_path: Path) -> None:
+    assert drive(tmp_path).stdout == "[(0, 3.0), (1, 3.0)]\n"
+
+
+@pytest.mark.slow  # tests/horovod/test_run_function.py has a launcher that fails
+def test_a_function_that_raises_is_an_error_with_its_traceback(tmp_path: Path) -> None:
+    done = drive(tmp_path, "--fail")
+    assert "'work' failed on one of 2 workers (exit code 1)" in done.stdout
+    assert "OverflowError: too much" in done.stderr

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plain import PlainPython
 from typist import Typist
 
 TRAIN = """
-import os, pathlib, signal, sys
+import os, pathlib, signal, sys, time
 import torch, paceline
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -34,8 +33,8 @@ while state.epoch < 3:
         schedule.step()
         state.seen += ids.tolist()
         print(state.epoch, f"{loss.item():.9f}", *ids.tolist(), flush=True)
-        if "--wait" in sys.argv:
-            sys.stdin.readline()
+        while f"--wait={state.commits}" in sys.argv and not pathlib.Path("go-on").exists():
+            time.sleep(0.01)
         for commits, rank in (map(int, word.split(":")) for word in sys.argv[1:] if ":" in word):
             mark = pathlib.Path(f"killed{commits}")
             if state.commits == commits and not mark.exists() and of_this_process().rank == rank:
@@ -48,53 +47,30 @@ print("end", f"{sum(p.sum() for p in model.parameters()).item():.9f}", len(state
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("plain")
+def undisturbed(plain: PlainPython, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "train.py").write_text(TRAIN)
-    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
+    return plain.printed(folder, "train.py")
 
 
-class Running:
-    """A run that makes a step whenever the test says so."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        (folder / "train.py").write_text(TRAIN)
-        command = [sys.executable, "-m", "paceline", "run", *options, "--quiet", "train.py", "--wait"]
-        self.run = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.printed: list[str] = []
-
-    def line(self) -> None:
-        assert self.run.stdout is not None
-        self.printed.append(self.run.stdout.readline())
-
-    def step(self) -> None:
-        assert self.run.stdin is not None
-        self.run.stdin.write("\n")
-        self.run.stdin.flush()
-
-    def steps(self, number: int) -> None:
-        for _ in range(number):
-            self.line()
-            self.step()
-
-    def end(self) -> tuple[int, str, str]:
-        """The exit code, all that was printed, and what Paceline said."""
-        out, err = self.run.communicate("\n" * 40)
-        return self.run.returncode, "".join(self.printed) + out, err
+def told_to_end(
+    typist: Typist, folder: Path, number: signal.Signals, commits: int, *options: str
+) -> tuple[int, str, str]:
+    """A run that gets the signal after this many commits: its exit code, what it printed, and what Paceline said."""
+    (folder / "train.py").write_text(TRAIN)
+    run = typist.begin(folder, "run", *options, "--quiet", "train.py", f"--wait={commits}")
+    printed = [run.stdout.readline() for _ in range(commits + 1)]
+    run.send_signal(number)
+    (folder / "go-on").touch()
+    code, out, err = run.end()
+    return code, "".join(printed) + out, err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_run_that_is_told_to_end_goes_on_later(
     typist: Typist, tmp_path: Path, undisturbed: str, number: signal.Signals
 ) -> None:
-    going = Running(tmp_path, "-n", "2", "--save-every", "1h")
-    going.steps(12)
-    going.line()
-    going.run.send_signal(number)
-    code, printed, said = going.end()
+    code, printed, said = told_to_end(typist, tmp_path, number, 12, "-n", "2", "--save-every", "1h")
     assert code == 75, said
     assert "after the script's state was saved" in said
     assert printed.count("\n") < 30
@@ -109,11 +85,8 @@ def test_a_run_that_is_told_to_end_goes_on_later(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "sharded", "mesh(data=1,model=2)", "pipeline(stages=2)", "central"])
 def test_a_state_is_saved_under_every_strategy(typist: Typist, tmp_path: Path, undisturbed: str, strategy: str) -> None:
-    going = Running(tmp_path, "-n", "2", "--strategy", strategy, "--save-every", "3")
-    going.steps(7)
-    going.line()
-    going.run.send_signal(signal.SIGTERM)
-    code, printed, said = going.end()
+    options = ("-n", "2", "--strategy", strategy, "--save-every", "3")
+    code, printed, said = told_to_end(typist, tmp_path, signal.SIGTERM, 7, *options)
     assert code == 75, said
     later = typist.type(tmp_path, "run", "-n", "3", "--resume", "auto", "train.py")
     assert printed + later.stdout == undisturbed

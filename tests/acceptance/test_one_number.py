@@ -131,16 +131,22 @@ def test_the_pages_have_them(one, figures):
     assert live == {"samples_per_s": speed, "step_time": took, "slowest": slowest}
 
 
-def test_the_list_of_runs_has_them(one, figures, typist):
-    folder = one[0].parents[1]
-    listed = json.loads(typist.type(folder, "runs", "--json").stdout)["runs"]
-    [run] = [run for run in listed if Path(run["record"]).name == one[0].name]
+@pytest.fixture(scope="module")
+def listed(made, typist) -> tuple[list[dict], list[str]]:
+    """The list of runs: as JSON, and the lines that a person sees."""
+    folder = made["run"][0].parents[1]
+    document = json.loads(typist.type(folder, "runs", "--json").stdout)
+    return document["runs"], typist.type(folder, "runs").stdout.splitlines()
+
+
+def test_the_list_of_runs_has_them(one, figures, listed):
+    [run] = [run for run in listed[0] if Path(run["record"]).name == one[0].name]
     assert (run["samples_per_s"], run["step_time"], run["spread"]) == (
         figures.samples_per_s,
         figures.step_time,
         figures.spread,
     )
-    line = next(line for line in typist.type(folder, "runs").stdout.splitlines() if line.startswith(one[0].name))
+    line = next(line for line in listed[1] if line.startswith(one[0].name))
     assert f" {rate(figures.samples_per_s)} " in line
     assert f" {seconds(figures.step_time)} " in line
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -64,25 +62,15 @@ def test_a_run_of_a_module_knows_its_command_and_its_code(folder, typist):
     assert (run["command"], run["samples_per_s"]) == (line, told["samples_per_s"])
 
 
-def test_a_running_run_is_not_deleted(folder):
+def test_a_running_run_is_not_deleted(folder, typist):
     (folder / "wait.py").write_text(WAIT)
-    words = [sys.executable, "-m", "paceline"]
-    run = subprocess.Popen([*words, "run", "wait.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        assert run.stdout.readline() == b"here\n"
-        for typed in (["delete", "last", "--yes"], ["prune", "--keep", "0", "--yes"]):
-            subprocess.run([*words, "runs", *typed], cwd=folder, capture_output=True, check=False)
-        [record] = (folder / "paceline-runs").iterdir()
-        run.send_signal(signal.SIGINT)
-        run.wait(60)
-    finally:
-        run.kill()
-        run.wait()
-        run.stdout.close()
+    run = typist.begin(folder, "run", "wait.py")
+    assert run.stdout.readline() == "here\n"
+    for typed in (("delete", "last", "--yes"), ("prune", "--keep", "0", "--yes")):
+        typist.type(folder, "runs", *typed)
+    [record] = (folder / "paceline-runs").iterdir()
+    run.send_signal(signal.SIGINT)
+    assert run.end()[0] == 130
     assert (record / "run.json").is_file()
-    deadline = time.monotonic() + 60
-    while (
-        code := subprocess.run([*words, "runs", "delete", "last", "--yes"], cwd=folder, check=False).returncode
-    ) != 0:
-        assert time.monotonic() < deadline, code
+    assert typist.type(folder, "runs", "delete", "last", "--yes").returncode == 0
     assert not record.exists()

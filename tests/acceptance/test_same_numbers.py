@@ -8,18 +8,16 @@ must not depend on it. What the scripts expect is in their headers: see `corpus`
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from corpus import FOLDER, Script, difference, scripts, shape
+from plain import PlainPython
 
 from paceline import errors
 from paceline.launch import Output, Zygote, launch
@@ -69,41 +67,25 @@ class Played:
         return {str(p.relative_to(self.folder)): p.read_text() if p.suffix in TEXT_FILES else "" for p in found}
 
 
-class PlainPython:
-    """Runs each script once, in a process that knows nothing of Paceline."""
+class PlayedPlain:
+    """Runs each script once in plain Python."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._played = folder, {}
-        self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "plain_python.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, plain: PlainPython, folder: Path) -> None:
+        self._plain, self._folder = plain, folder
+        self._played: dict[str, Played] = {}
 
     def play(self, script: Script) -> Played:
         if script.name not in self._played:
             folder = self._folder / script.name
             folder.mkdir()
-            out, err = (self._folder / f"{script.name}.{stream}" for stream in ("out", "err"))
-            order = {"script": str(script.path), "arguments": script.arguments, "folder": str(folder)}
-            print(json.dumps(order | {"out": str(out), "err": str(err)}), file=self._server.stdin, flush=True)
-            code = int(self._server.stdout.readline())
-            self._played[script.name] = Played(code, out.read_text(), err.read_text(), folder)
+            done = self._plain.run(folder, script.path, *script.arguments)
+            self._played[script.name] = Played(done.returncode, done.stdout, done.stderr, folder)
         return self._played[script.name]
-
-    def close(self) -> None:
-        print(file=self._server.stdin, flush=True)
-        self._server.stdin.close()
-        self._server.wait(60)
-        self._server.stdout.close()
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainPython]:
-    it = PlainPython(tmp_path_factory.mktemp("plain"))
-    yield it
-    it.close()
+def played(plain: PlainPython, tmp_path_factory: pytest.TempPathFactory) -> PlayedPlain:
+    return PlayedPlain(plain, tmp_path_factory.mktemp("played"))
 
 
 class Paceline:
@@ -199,9 +181,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks[case.name]) for case in taken])
 
 
-def test_prints_what_plain_python_prints(case: Case, plain: PlainPython, paceline: Paceline) -> None:
+def test_prints_what_plain_python_prints(case: Case, played: PlayedPlain, paceline: Paceline) -> None:
     script, workers, view = case.script, case.workers, case.view
-    expected = plain.play(script)
+    expected = played.play(script)
     assert expected.code == 0, f"plain python fails: {expected.err}"
     found, outcome = paceline.play(case)
     if outcome.exit_code and (script.expects.endswith("refused") or case.strategy in MAY_REFUSE):

@@ -184,29 +184,20 @@ def test_scale(folder, paceline_):
     assert "epoch 0" not in done.stdout + done.stderr
 
 
-def test_ctrl_c_stops_every_worker_and_leaves_a_readable_record(folder):
+def test_ctrl_c_stops_every_worker_and_leaves_a_readable_record(folder, typist):
     (folder / "endless.py").write_text(TRAIN.replace("range(options.epochs)", "iter(int, 1)"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "scale", "-n", "2", "--steps", "1000000", "endless.py"],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for(lambda: any(folder.glob("paceline-runs/*/trials/*/steps.rank1.jsonl")))
-        below = psutil.Process(process.pid).children(recursive=True)
-        assert len(below) >= 3  # the zygote and two workers
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    begun = typist.begin(folder, "scale", "-n", "2", "--steps", "1000000", "endless.py")
+    wait_for(lambda: any(folder.glob("paceline-runs/*/trials/*/steps.rank1.jsonl")))
     record = the_record(folder)
-    assert read_run(record).outcome.interrupted
     [trial] = (record / "trials").iterdir()
+    workers = [psutil.Process(worker.pid) for worker in read_run(trial).workers]
+    assert len(workers) == 2
+    begun.send_signal(signal.SIGINT)
+    code, _, err = begun.end()
+    assert code == 130
+    assert "Traceback" not in err
+    assert not [one for one in workers if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert read_run(record).outcome.interrupted
     assert read_run(trial).outcome.interrupted
     assert json.loads((record / "verdict.json").read_text())["interrupted"] is True
 

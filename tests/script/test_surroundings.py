@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain import PlainPython
 
 from paceline.launch.worker import process
 from paceline.record import read_run
@@ -79,15 +78,11 @@ NUMBER = re.compile(r"\d+\.\d+")
 
 
 @pytest.fixture(scope="module")
-def plainly(tmp_path_factory: pytest.TempPathFactory) -> str:
+def plainly(plain: PlainPython, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What plain Python prints for TWO_BRANCHES."""
-    script = tmp_path_factory.mktemp("plain") / "train.py"
-    script.write_text(TWO_BRANCHES)
-    env = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(TWO_BRANCHES)
+    return plain.printed(folder, "train.py")
 
 
 @pytest.mark.parametrize("workers", [2, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (1, 3))])

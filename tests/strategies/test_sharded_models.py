@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from plain import PlainPython
 
 from paceline.launch import Output, Zygote, launch
 from paceline.record.schema import Outcome
@@ -170,12 +169,10 @@ class Played:
         return torch.load(self.folder / "saved.pt", weights_only=False)
 
 
-def plain(script: Path, *arguments: str) -> Played:
+def alone(plain: PlainPython, script: Path, *arguments: str) -> Played:
     folder = script.parent / "plain"
     folder.mkdir()
-    done = subprocess.run([sys.executable, script, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Played(done.stdout, folder)
+    return Played(plain.printed(folder, script, *arguments), folder)
 
 
 def sharded(
@@ -228,13 +225,20 @@ SCRIPTS = {"mlp": MLP, "gpt": GPT, "cnn": CNN, "resume": RESUME}
 
 
 def check(
-    script: Any, zygote: Zygote, patch: pytest.MonkeyPatch, name: str, workers: int, how: str, parts: int = 0
+    script: Any,
+    plain: PlainPython,
+    zygote: Zygote,
+    patch: pytest.MonkeyPatch,
+    name: str,
+    workers: int,
+    how: str,
+    parts: int = 0,
 ) -> None:
     """`parts`: of each copy of the model."""
     path = script(SCRIPTS[name])
     if name == "mlp":  # a class of the script cannot be loaded here
         path.write_text(path.read_text().replace(', "twin": model', ""))
-    expected, found = plain(path), sharded(zygote, patch, path, workers, how=how)
+    expected, found = alone(plain, path), sharded(zygote, patch, path, workers, how=how)
     assert found.outcome is not None
     assert found.outcome.exit_code == 0, found.outcome.message
     assert found.out == expected.out
@@ -249,36 +253,40 @@ SLOWLY = [pytest.param(*each, marks=pytest.mark.slow) for each in (("mlp", 1), (
 
 @pytest.mark.parametrize(("name", "workers"), [("gpt", 2), *SLOWLY])
 def test_numbers_and_files_are_plain_pythons(
-    script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
+    script: Any, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
 ) -> None:
-    check(script, zygote, monkeypatch, name, workers, "sharded")
+    check(script, plain, zygote, monkeypatch, name, workers, "sharded")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, 4])
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_numbers_and_files_are_plain_pythons_on_more_workers(
-    script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
+    script: Any, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
 ) -> None:
-    check(script, zygote, monkeypatch, name, workers, "sharded")
+    check(script, plain, zygote, monkeypatch, name, workers, "sharded")
 
 
 @pytest.mark.slow
-def test_each_of_two_copies_is_sharded(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(script, zygote, monkeypatch, "mlp", 4, "mesh(data=2,shard=2)", 2)
+def test_each_of_two_copies_is_sharded(
+    script: Any, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(script, plain, zygote, monkeypatch, "mlp", 4, "mesh(data=2,shard=2)", 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_numbers_and_files_are_plain_pythons_on_two_axes(
-    script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str
+    script: Any, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    check(script, zygote, monkeypatch, name, 4, "sharded(replicas=2)", 2)
+    check(script, plain, zygote, monkeypatch, name, 4, "sharded(replicas=2)", 2)
 
 
 @pytest.mark.slow
-def test_parameters_in_host_memory(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(script, zygote, monkeypatch, "mlp", 2, "sharded(offload=true)")
+def test_parameters_in_host_memory(
+    script: Any, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(script, plain, zygote, monkeypatch, "mlp", 2, "sharded(offload=true)")
 
 
 REFUSED = {
@@ -319,12 +327,12 @@ def test_more_that_cannot_work_is_refused(
     ],
 )
 def test_examples_print_what_plain_python_prints(
-    name: str, arguments: str, tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+    name: str, arguments: str, tmp_path: Path, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in EXAMPLES.glob("*.py"):
         (tmp_path / file.name).write_text(file.read_text())
     path, given = tmp_path / name, arguments.split()
-    expected, found = plain(path, *given), sharded(zygote, monkeypatch, path, 2, *given)
+    expected, found = alone(plain, path, *given), sharded(zygote, monkeypatch, path, 2, *given)
     assert found.outcome is not None
     assert found.outcome.exit_code == 0, found.outcome.message
     numbers = [[float(n) for n in re.findall(r"\d+\.?\d*(?:e-?\d+)?", text)] for text in (found.out, expected.out)]
