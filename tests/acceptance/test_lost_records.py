@@ -157,7 +157,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     ("verb", "options", "says"),
     [
         ("run", ("-n", "2"), "lines: 3"),
-        ("profile", ("-n", "1"), "where the time goes"),
+        ("profile", ("-n", "1"), "where a traced step"),
         ("scale", ("-n", "1", "--repeat", "1", "--steps", "20"), "samples/s"),
         ("tune", ("--budget", "60s", "--only", "threads=1"), "samples/s"),
     ],
