@@ -121,7 +121,7 @@ def test_a_table_is_sorted_and_filtered_in_place(visit):
     page.get_by_role("searchbox").fill("channels")
     page.wait_for_function("() => document.querySelectorAll('#grid-runs tbody tr:not([hidden])').length === 1")
     assert first.inner_text() == OTHER
-    assert page.locator(".count").inner_text() == "1 rows"
+    assert page.locator(".count").inner_text() == "1 row"
 
 
 def test_a_long_table_is_sorted_and_filtered_over_all_of_its_rows(visit):

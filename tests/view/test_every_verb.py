@@ -62,6 +62,35 @@ def test_every_page_of_every_verbs_record_can_be_read(visit, root, name):
         page.set_viewport_size({"width": 1440, "height": 900})
 
 
+# Words of a drawing that leave it, and those that lie on one another.
+WORDS = """() => [...document.querySelectorAll('.chart svg, .split svg.bar')].flatMap((svg) => {
+  const box = svg.getBoundingClientRect(), found = [];
+  const shown = [...svg.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const words = shown.filter(([, at]) => at.width);
+  for (const [text, at] of words) if (at.left < box.left - 1 || at.right > box.right + 1) found.push('cut: ' + text);
+  words.forEach(([text, a], n) => words.slice(n + 1).forEach(([other, b]) => {
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (wide > 1 && tall > 4) found.push(text + ' on ' + other);
+  }));
+  return found;
+})"""
+
+
+@pytest.mark.parametrize("width", [1440, 400])
+def test_the_words_of_charts_neither_overlap_nor_are_cut(browser, visit, root, width):
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    context.add_cookies(visit.page.context.cookies())
+    narrow = Visit(context.new_page(), visit.base)
+    library = Library(root)
+    pages = [(key, name) for name in (*VERBS, "pair", "noise") for key in ("run", "ranks", "kernels")]
+    for key, name in pages:
+        if key in {kind.key for kind in pages_of(library.open(name))}:
+            page = narrow.open(f"/{key}/{name}")
+            assert page.evaluate(WORDS) == [], f"{key} of {name} at {width} pixels"
+    context.close()
+
+
 def test_converge_shows_curves_with_their_spread_sharpness_and_the_critical_batch(visit):
     page = visit.open("/run/converge")
     assert "lamb" in page.locator(".tile", has_text="best technique").inner_text()

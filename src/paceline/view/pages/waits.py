@@ -15,7 +15,7 @@ from paceline.view.ui.traced import head, profile_of
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    rows = profile_of(record).waits
+    rows = [{**row, "line": row["line"] or None} for row in profile_of(record).waits]
     blocks: list[Block] = [
         *head(record),
         Grid(
@@ -25,7 +25,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             columns=(
                 Column(key="file", title="file", how="File of the script, from the marks of the capture."),
                 Column(
-                    key="line", title="line", how="Line in that file; 0 if the trace does not name it.", kind="count"
+                    key="line", title="line", how="Line in that file; none if the trace does not name it.", kind="count"
                 ),
                 Column(key="what", title="call", how="Method of the tensor; without a line, the driver call."),
                 Column(key="calls", title="calls per step", how="Mean over traced steps and ranks.", kind="number"),

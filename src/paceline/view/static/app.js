@@ -134,7 +134,7 @@ function filterRows(grid, text) {
     row.hidden = !words.every((word) => content.includes(word));
     count += !row.hidden;
   }
-  grid.querySelector(".count").textContent = count.toLocaleString("en") + " rows";
+  grid.querySelector(".count").textContent = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
   startRoving(grid);
 }
 

@@ -88,6 +88,8 @@ class ChartView {
     this.top = 8;
     this.bottom = this.height - (layout.xaxis.title?.text ? 42 : 24);
     this.right = this.width - (this.heat ? 64 : 14);
+    // Room for the words at the ends of bars.
+    if (across && layout.annotations?.length) this.right -= Math.max(0, Math.max(...layout.annotations.map((label) => wide(label.text))) - this.width * 0.04);
     const yValues = collect("y"), xValues = collect("x");
     this.y = new Scale(layout.yaxis, yValues, this.bottom, this.top, { zero: (bars.length && !across) || visible.some((trace) => trace.stackgroup), padding: this.heat ? 0 : 0.05 });
     this.yTicks = this.y.ticks(this.y.names ? 15 : 40);
@@ -101,7 +103,7 @@ class ChartView {
     const apart = this.heat && this.heat.x.length > 1 && typeof this.heat.x[0] === "number" ? (this.heat.x.at(-1) - this.heat.x[0]) / (this.heat.x.length - 1) / 2 : 0;
     const around = apart ? [this.heat.x[0] - apart, this.heat.x.at(-1) + apart] : places.length ? [places[0] - this.place1 / 2, places.at(-1) + this.place1 / 2] : [];
     this.x = new Scale(layout.xaxis, [...xValues, ...around], this.left, this.right, { zero: across, padding: places.length || this.heat || visible.some((trace) => trace.stackgroup) ? 0 : layout.annotations?.length ? 0.1 : 0.02, zoomed: this.zoomed });
-    this.xTicks = this.x.ticks(this.x.names ? Math.max(30, ...this.x.names.map((name) => Math.min(wide(name), 90) + 8)) : 64);
+    this.xTicks = this.x.ticks(this.x.names ? Math.max(30, ...this.x.names.map((name) => Math.min(wide(name), 90) + 8)) : 64, Math.max(0, ...(layout.xaxis.ticktext ?? []).map((words) => Math.min(wide(words), 90) + 8)));
   }
 
   drawAxes() {
@@ -206,12 +208,14 @@ class ChartView {
 
   drawHeat(trace) {
     const wide = this.x.step, tall = this.y.step, span = trace.zmax - trace.zmin || 1;
+    const width = this.x.names ? wide : (this.right - this.left) / trace.x.length;
+    const words = trace.z.map((row) => row.map((value) => (value === null ? "" : shown(+value.toPrecision(3)))));
+    const fits = trace.texttemplate && words.flat().every((each) => letters.measureText(each).width + 6 <= width); // all, or none
     trace.z.forEach((row, r) => row.forEach((value, c) => {
       if (value === null) return;
       const x = this.x.at(trace.x[c]), y = this.y.at(trace.y[r]), share = (value - trace.zmin) / span;
-      const width = this.x.names ? wide : (this.right - this.left) / trace.x.length;
       this.inside.append(node("rect", { x: x - width / 2, y: y - tall / 2, width: width + 0.3, height: tall + 0.3, class: "cell" }, { fill: this.heatColour(trace, share) }));
-      if (trace.texttemplate) this.inside.append(node("text", { x, y: y + 4, "text-anchor": "middle" }, { fill: "var(--ink)", stroke: "var(--card)", strokeWidth: 2, paintOrder: "stroke" }, shown(+value.toPrecision(3))));
+      if (fits) this.inside.append(node("text", { x, y: y + 4, "text-anchor": "middle" }, { fill: "var(--ink)", stroke: "var(--card)", strokeWidth: 3, strokeLinejoin: "round", paintOrder: "stroke" }, words[r][c]));
     }));
     // The scale beside it: what a colour means.
     const x = this.right + 12, steps = 24, tallStep = (this.bottom - this.top) / steps;

@@ -19,7 +19,7 @@ function shown(value, axis = {}) {
   const size = Math.abs(value);
   if (size >= 1e9) return +(value / 1e9).toPrecision(4) + " G";
   if (size >= 1e6) return +(value / 1e6).toPrecision(4) + " M";
-  if (size >= 1e4) return Math.round(value).toLocaleString("en");
+  if (size >= 1e3) return Math.round(value).toLocaleString("en");
   return String(+value.toPrecision(4));
 }
 
@@ -60,10 +60,14 @@ class Scale {
   back(pixel) { return this.low + ((pixel - this.from) / (this.until - this.from)) * (this.high - this.low); }
   get step() { return Math.abs(this.until - this.from) / Math.abs(this.high - this.low); }
 
-  // [place, label] of each tick.
-  ticks(room) {
+  // [place, label] of each tick, at least `room` pixels apart; given ones at least `apart` pixels.
+  ticks(room, apart = 0) {
     const most = Math.max(2, Math.floor(Math.abs(this.until - this.from) / room)), [low, high] = [Math.min(this.low, this.high), Math.max(this.low, this.high)];
-    if (this.axis.tickvals && !this.names) return this.axis.tickvals.map((value, n) => [this.at(value), this.axis.ticktext[n]]).filter(([at]) => Number.isFinite(at));
+    if (this.axis.tickvals && !this.names) {
+      let last = -Infinity;
+      const given = this.axis.tickvals.map((value, n) => [this.at(value), this.axis.ticktext[n]]).filter(([at]) => Number.isFinite(at));
+      return given.filter(([at]) => Math.abs(at - last) >= apart && ((last = at), true));
+    }
     if (this.names) {
       const every = Math.ceil(this.names.length / most), labels = this.axis.ticktext ?? this.names;
       return this.names.map((name, n) => [this.place(n), labels[n]]).filter((_, n) => n % every === 0);
