@@ -110,7 +110,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--corpus-under", metavar="STRATEGY", help="run the whole corpus on 2 workers under this strategy")
+    told = "run the whole corpus under this strategy, on 2 workers or as many as it asks for"
+    parser.addoption("--corpus-under", metavar="STRATEGY", help=told)
 
 
 @pytest.fixture(scope="session")

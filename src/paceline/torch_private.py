@@ -102,6 +102,16 @@ def uses_of(storage: Any) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
+def writes_to(operator: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that an operator of torch changes; of a list each item."""
+    found: list[Any] = []
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    return found
+
+
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given; any other module itself."""
     found: nn.Module = getattr(module, "_orig_mod", module)
@@ -171,6 +181,24 @@ def fsdp_groups(module: Any) -> list[Any]:
     state = fsdp_state(module)
     groups = getattr(state, "_fsdp_param_groups", None)
     return list(groups) if groups is not None else [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def remove_fsdp_hooks(module: Any) -> None:
+    """Takes FSDP2's hooks off a module: `before_fsdp_call` and `after_fsdp_call` do what they do."""
+    state = fsdp_state(module)
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+
+
+def before_fsdp_call(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Gathers the module's parameters. Returns the arguments to call it with."""
+    found: tuple[Any, Any] = fsdp_state(module)._pre_forward(module, args, kwargs)
+    return found
+
+
+def after_fsdp_call(module: Any, args: Any, output: Any) -> Any:
+    """Frees the module's parameters. Returns the output, whose backward gathers them again."""
+    return fsdp_state(module)._post_forward(module, args, output)
 
 
 def reset_fsdp(root: Any) -> None:

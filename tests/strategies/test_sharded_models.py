@@ -158,6 +158,61 @@ again.load_state_dict(weights)  # whole, after the first call
 train(again, other, 1)
 """
 
+ASKED = """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, model, x, *parameters):
+        ctx.model, ctx.parameters = model, parameters
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return model(x) * 2
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            found = torch.autograd.grad(ctx.model(x), ctx.parameters, 2 * grad)
+        return None, None, *found
+
+class Choosing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.often, self.seldom = nn.Linear(5, 6), nn.Linear(6, 2), nn.Linear(6, 2, bias=False)
+        self.never = nn.Linear(6, 2)
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        out = self.often(h)
+        rows = (x[:, 0] > x0).nonzero().flatten()
+        return out if not len(rows) else out.index_add(0, rows, self.seldom(h[rows]))
+
+x0 = x[:, 0].max() - 1e-3  # one row: of one worker
+model = Choosing()
+params = [p for name, p in model.named_parameters() if "never" not in name]
+for step in range(4):
+    fit = F.mse_loss(model(x), y)
+    loss = fit + (1e-2 * sum(p.pow(2).sum() for p in params) if step % 2 else 0.0)
+    grads = torch.autograd.grad(loss, params)
+    show(loss.item(), *(g.norm() for g in grads), grads[0][1, 2])
+    with torch.no_grad():
+        for p, g in zip(params, grads):
+            p -= 0.1 * g
+some = torch.autograd.grad(model(x).sum(), [model.first.weight, *model.never.parameters()], allow_unused=True)
+print([g is None for g in some])
+for step in range(3):
+    loss = F.mse_loss(Scaled.apply(model, x, *params), y)
+    loss.backward()
+    show(loss.item(), *(p.grad.norm() for p in params))
+    with torch.no_grad():
+        for p in params:
+            p -= 0.05 * p.grad
+            p.grad = None
+hooked = []
+model.first.register_forward_hook(lambda module, args, output: hooked.append(float(output.sum())))
+model(x)
+show(*hooked)
+print(len(model.first._forward_hooks), len(model._forward_hooks), len(model._forward_pre_hooks))
+torch.save(model.state_dict(), "saved.pt")
+"""
+
 
 class Played:
     """What a script left, plain or on workers."""
@@ -221,7 +276,7 @@ def compare(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-SCRIPTS = {"mlp": MLP, "gpt": GPT, "cnn": CNN, "resume": RESUME}
+SCRIPTS = {"mlp": MLP, "gpt": GPT, "cnn": CNN, "resume": RESUME, "asked": ASKED}
 
 
 def check(
@@ -251,7 +306,7 @@ def check(
 SLOWLY = [pytest.param(*each, marks=pytest.mark.slow) for each in (("mlp", 1), ("mlp", 2), ("cnn", 2), ("resume", 2))]
 
 
-@pytest.mark.parametrize(("name", "workers"), [("gpt", 2), *SLOWLY])
+@pytest.mark.parametrize(("name", "workers"), [("gpt", 2), ("asked", 2), *SLOWLY])
 def test_numbers_and_files_are_plain_pythons(
     script: Any, plain: PlainPython, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
 ) -> None:
@@ -291,13 +346,32 @@ def test_parameters_in_host_memory(
 
 REFUSED = {
     "gradients of gradients": "torch.autograd.grad(model(x).sum(), x.requires_grad_(), create_graph=True)",
-    "gradients by torch.autograd.grad": "torch.autograd.grad(model(x).sum(), list(model.parameters()))",
+    "batched gradients": "torch.autograd.grad(model(x), list(model.parameters()), y[None], is_grads_batched=True)",
+    "not the same on worker 0 and worker 1": """
+import os
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    if step == 4:
+        model[0].weight.grad += 0.1 * (os.getpid() % 1000)
+    optimizer.step()
+""",
+    "not the same on worker 0 and worker": """
+import os
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+model[2].weight.data = model[2].weight.data + torch.full((2, 7), 1e-2 * (os.getpid() % 1000))
+""",
     "hooks": "model(x); model[0].weight.register_hook(print); model(x).sum().backward()",
     "inside its forward": "model.register_forward_pre_hook(lambda m, _: m[0].weight.data.mul_(2)); model(x)",
 }
 
 
-@pytest.mark.parametrize("what", ["gradients of gradients"])
+@pytest.mark.parametrize("what", ["gradients of gradients", "not the same on worker 0 and worker 1"])
 def test_what_cannot_work_is_refused(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     path = script("model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))\n" + REFUSED[what])
     found = sharded(zygote, monkeypatch, path, 2)
@@ -307,7 +381,9 @@ def test_what_cannot_work_is_refused(script: Any, zygote: Zygote, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["inside its forward", "gradients by torch.autograd.grad", "hooks"])
+@pytest.mark.parametrize(
+    "what", ["inside its forward", "batched gradients", "hooks", "not the same on worker 0 and worker"]
+)
 def test_more_that_cannot_work_is_refused(
     script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

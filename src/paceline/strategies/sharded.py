@@ -85,7 +85,7 @@ class Sharded(Mirrored):
             stage.subscribe(Alone(self))
         self._undo = [
             hidden_group.hide(),
-            patch(torch.autograd, "grad", self._refusing(torch.autograd.grad)),
+            patch(torch.autograd, "grad", self._asking(torch.autograd.grad)),
         ]
         after_import("safetensors.torch", self._save_whole)
 
@@ -257,7 +257,17 @@ class Sharded(Mirrored):
     def before_step(self, optimizer: Any) -> None:
         self._look_at_parameters("steps with")
         compare_options(optimizer, self.group)
+        self._compare_operands()
         super().before_step(optimizer)
+
+    def _compare_operands(self) -> None:
+        """What the script has put into sharded tensors since the last update must be equal on all workers."""
+        if self._rules is not None:
+            self._rules.operands.compare(self.group)
+
+    def _compare_last(self) -> None:
+        super()._compare_last()
+        self._compare_operands()
 
     def before_forward(self, module: nn.Module) -> None:
         self.look()
@@ -302,19 +312,21 @@ class Sharded(Mirrored):
         elif not is_gathered_for_call(parameter):
             super()._meet(parameter, name)
 
-    def _refusing(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """torch.autograd.grad, without what FSDP2 has freed by then."""
+    def _asking(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.autograd.grad, which also finds what FSDP2 has gathered for a model's call."""
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._units and not self.stage.depth and not self.stage.backward_depth:
-                asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-                if any(is_dtensor(getattr(tensor, "_now", tensor)) for tensor in asked):
-                    raise self._refusal("torch.autograd.grad", "gradients by torch.autograd.grad of parameters")
-                names = ("grad_outputs", "retain_graph", "create_graph")
-                if (dict(zip(names, args, strict=False)) | kwargs).get("create_graph"):
-                    raise self._refusal("torch.autograd.grad(create_graph=True)", "gradients of gradients")
-                inputs = asked
-            return plain(outputs, inputs, *args, **kwargs)
+            if not self._units or self._rules is None or self.stage.depth:
+                return plain(outputs, inputs, *args, **kwargs)
+            from paceline.strategies.shards.asked_gradients import ask, held_of, options_of
+
+            asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+            options = options_of(args, kwargs)
+            if any(held_of(tensor) is not None for tensor in asked):
+                return ask(plain, outputs, asked, options, self.stage.rows, self._rules.whole)
+            if options.get("create_graph") and not self.stage.backward_depth:
+                raise self._refusal("torch.autograd.grad(create_graph=True)", "gradients of gradients")
+            return plain(outputs, asked, *args, **kwargs)
 
         return self.stage.guarded(grad)
 

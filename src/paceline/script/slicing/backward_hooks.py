@@ -5,6 +5,7 @@ one runs whole, and the modules in it are sliced."""
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 from torch import nn
@@ -13,18 +14,23 @@ from paceline.errors import NotSplitError
 from paceline.torch_private import uncompiled
 
 KINDS = ("_backward_pre_hooks", "_backward_hooks")
+OF_FORWARD = ("_forward_pre_hooks", "_forward_hooks")
 
 
-class BackwardHooks:
-    """Whether a module has hooks now, looked up fast: every call asks."""
+class Hooks:
+    """The hooks that a module has now, looked up fast: every call asks."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[nn.Module, list[dict[int, Any]]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[nn.Module, list[list[dict[int, Any]]]] = weakref.WeakKeyDictionary()
 
-    def on(self, module: nn.Module) -> bool:
+    def on(self, module: nn.Module) -> Hashable:
+        """What a plan depends on: whether there are hooks on the backward; and where there are hooks on the forward,
+        which may leave values in the script: a hook that was set since needs another proof."""
         if module not in self._known:
-            self._known[module] = [getattr(m, kind) for m in module.modules() for kind in KINDS]
-        return any(self._known[module])
+            modules = list(module.modules())
+            self._known[module] = [[getattr(m, kind) for m in modules for kind in some] for some in (KINDS, OF_FORWARD)]
+        backward, forward = self._known[module]
+        return any(backward), tuple(map(len, forward)) if any(forward) else ()
 
 
 def hooked(module: nn.Module) -> NotSplitError | None:

@@ -34,7 +34,7 @@ from paceline.script.slicing.arguments import (
     unsharded,
     versions_of,
 )
-from paceline.script.slicing.backward_hooks import BackwardHooks
+from paceline.script.slicing.backward_hooks import Hooks
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
@@ -103,7 +103,7 @@ class SlicedCalls:
         self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
         self._begun: _Begun | None = None  # the current call
-        self._hooks = BackwardHooks()
+        self._hooks = Hooks()
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
         self.unbatched: Unbatched | None = None  # the first call without a batch
         self._whole: set[str] = set()  # names of modules that run whole

@@ -39,7 +39,8 @@ def lead(old: Any, new: DTensor, *, free: bool) -> None:
     if grad is not None:
         new.grad = grad
     if free:
-        old.data = torch.empty(0, dtype=old.dtype, device=old.device)
+        # One number in the whole shape: a function that is being called may give it a gradient of that shape yet.
+        old.data = torch.zeros((), dtype=old.dtype, device=old.device).expand(old.shape)
     old.__class__ = OldParameter
     old._now = new
 

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from paceline.comm.group import Group
 from paceline.script.patches import all_of, patch
 from paceline.script.slicing import crossings
+from paceline.strategies.operands import Operands
 from paceline.strategies.shards import names
 from paceline.strategies.shards.parts import (
     as_local,
@@ -45,6 +46,7 @@ class Rules:
         self, group: Group, rows: Group, inside: Callable[[], bool], rebound: Callable[[DTensor], None]
     ) -> None:
         self.group, self._rows, self._inside, self._rebound = group, rows, inside, rebound
+        self.operands = Operands(DTensor)
         # Views of gathered copies: what the script writes into a view is written back to the parts.
         self._views: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int, DTensor]] = []
 
@@ -67,7 +69,7 @@ class Rules:
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if not cls.__module__.startswith(("torch.distributed.", __package__)):
-                args = tuple(rules.whole(one) if isinstance(one, DTensor) else one for one in args)
+                args = tuple(rules._lent(one) if isinstance(one, DTensor) else one for one in args)
             return plain_apply.__get__(None, cls)(*args, **kwargs)
 
         return all_of(
@@ -81,6 +83,13 @@ class Rules:
     def whole(self, tensor: DTensor) -> torch.Tensor:
         self.write_back()
         return whole_of(tensor, self.group, self._rows if self._inside() else None)
+
+    def _lent(self, tensor: DTensor) -> torch.Tensor:
+        """The whole tensor for a function of the script, whose backward may ask for the parameter's gradient."""
+        whole: Any = self.whole(tensor)
+        whole._paceline_held = getattr(tensor, "_paceline_held", None)
+        lent: torch.Tensor = whole
+        return lent
 
     def apply(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls one of torch's functions, whose arguments contain sharded tensors."""
@@ -100,6 +109,7 @@ class Rules:
         if names.root_of(name) in names.ELEMENTWISE and _fit(found):
             first = next(tensor for tensor in found if isinstance(tensor, DTensor))
             aim = args[0] if args else None
+            self._note(args, kwargs)
             if names.is_in_place(name) and not learns and isinstance(aim, DTensor):
                 func(*self._locals(args, first), **self._locals(kwargs, first))
                 return aim
@@ -115,12 +125,18 @@ class Rules:
                 return self._norms([func(own)], [own], 2)[0]
         return self._on_wholes(func, name, args, kwargs)
 
+    def _note(self, *given: Any) -> None:
+        """What goes into sharded tensors must be equal on all workers; inside a sliced call it is of own rows."""
+        if not self._inside():
+            self.operands.note(given)
+
     # -- ways to call ----------------------------------------------------------------------------------------------
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         owner = getattr(func, "__self__", None)
         what = getattr(owner, "__name__", "")
         if name == "__set__" and isinstance(args[0], DTensor) and isinstance(args[1], torch.Tensor):
+            self._note(args[1])
             given = args[1] if isinstance(args[1], DTensor) else cut(args[1], args[0], self.group)
             if what == "data":
                 args[0]._local_tensor = local_of(given).detach()
@@ -144,6 +160,7 @@ class Rules:
         """A function of lists of tensors. Lists may hold sharded and plain tensors: each kind in a call of its own."""
         if name == "_foreach_max":
             return self._on_wholes(func, name, args, kwargs)
+        self._note(args, kwargs)
         lists = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple))]
         length = len(args[0])
         cuts = {
@@ -224,6 +241,7 @@ class Rules:
                 self._views.append((view, whole, _version(whole), tensor))
 
     def _keep(self, tensor: DTensor, whole: torch.Tensor) -> None:
+        self._note(whole)
         with torch.no_grad():
             local_of(tensor).copy_(own_part(whole.detach(), tensor, self.group))
 

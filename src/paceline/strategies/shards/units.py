@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -25,7 +26,17 @@ from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.repeated_blocks import repeated_blocks
 from paceline.strategies.digest import digest
-from paceline.torch_private import fsdp_groups, fsdp_state, is_transformed, pytree_leaves, reset_fsdp, reset_fsdp_unit
+from paceline.torch_private import (
+    after_fsdp_call,
+    before_fsdp_call,
+    fsdp_groups,
+    fsdp_state,
+    is_transformed,
+    pytree_leaves,
+    remove_fsdp_hooks,
+    reset_fsdp,
+    reset_fsdp_unit,
+)
 
 HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"),
@@ -36,6 +47,9 @@ LOOKS = 4  # calls of a unit whose parameters are compared by value: two of them
 # Newer versions of torch have renamed these two.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+_UNITS: weakref.WeakKeyDictionary[nn.Module, Units] = weakref.WeakKeyDictionary()  # which a unit belongs to
 
 
 class Units:
@@ -62,8 +76,6 @@ class Units:
         self.units: list[Any] = [*blocks, module]
         self._versions: dict[int, Any] = {}
         self._calls: dict[int, int] = {}
-        for unit in self.units:  # torch puts its own hook before this one: the parameters are gathered by then
-            unit.register_forward_pre_hook(self._before, prepend=True)
         for block in blocks:
             fully_shard(block, ignored_params=kept | shared, **settings)
         fully_shard(module, ignored_params=kept, **settings)
@@ -72,10 +84,11 @@ class Units:
             unit.set_custom_reduce_scatter(_Scattering(group, copies))
             if not group.is_private:  # Gloo cannot average
                 unit.set_force_sum_reduction_for_comms(True)
-            unit.register_forward_hook(self._after, prepend=True)
             for params in fsdp_groups(unit):
                 params.post_backward = _reaching_all(params, params.post_backward, group)
             _behave_as_plain(type(unit), self)
+            _UNITS[unit] = self
+            remove_fsdp_hooks(unit)
         fsdp_state(module)._lazy_init()  # otherwise a block that is called first would become the root
         for unit in self.units:  # gathered once, so that torch makes the whole parameters outside of inference mode
             unit.unshard()
@@ -121,7 +134,15 @@ class Units:
                 return str(held._param_fqn or info.param_name)
         return ""
 
-    def _before(self, unit: nn.Module, args: Any) -> None:
+    def call(self, plain: Callable[..., Any], unit: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A unit's call, with the hooks that the script has set on it: its parameters are gathered before the first
+        hook, and freed after the last one. torch's own hooks would stand among the script's, which may count them."""
+        args, kwargs = before_fsdp_call(unit, args, kwargs)
+        self._before(unit)
+        output = self._after(unit, plain(unit, *args, **kwargs))
+        return after_fsdp_call(unit, args, output)
+
+    def _before(self, unit: nn.Module) -> None:
         if is_transformed():
             raise refusal("torch.func on a model", "transforms: they replace parameters")
         held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
@@ -129,7 +150,7 @@ class Units:
         for parameter in held:
             parameter._paceline_gathered = True
 
-    def _after(self, unit: nn.Module, args: Any, output: Any) -> Any:
+    def _after(self, unit: nn.Module, output: Any) -> Any:
         held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
         before, thorough = self._versions.pop(id(unit), None), self._calls[id(unit)] < LOOKS
         if before is not None and before != _state_of(held, thorough=thorough):
@@ -281,6 +302,13 @@ def _behave_as_plain(kind: Any, units: Units) -> None:
     if kind.__name__ != plain.__name__:
         kind.__name__, kind.__qualname__, kind.__module__ = plain.__name__, plain.__qualname__, plain.__module__
         kind.__deepcopy__ = lambda self, memo: plain_copy(self, memo, units._whole)
+        plain_call = plain._call_impl
+
+        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            known = _UNITS.get(self)
+            return plain_call(self, *args, **kwargs) if known is None else known.call(plain_call, self, args, kwargs)
+
+        kind._call_impl = call
 
 
 def plain_copy(module: nn.Module, memo: dict[int, Any], whole: Callable[[DTensor], torch.Tensor]) -> nn.Module:
