@@ -1,9 +1,9 @@
 """Compares what a script puts into divided tensors: numbers and plain tensors that every worker must hold equal.
 
-Each worker keeps its own part of a weight, so that weights themselves cannot be compared: a worker with another learning
-rate, or other noise on a gradient, would silently give its part another update. So whatever enters a divided tensor (the
-operands of in-place and elementwise functions, new values) is folded into a few numbers, which the workers compare
-before an update and at the end of the script.
+Each worker keeps its own part of a weight, so that weights themselves cannot be compared: a worker with another
+learning rate, or other noise on a gradient, would silently give its part another update. So whatever enters a divided
+tensor (the operands of in-place and elementwise functions, new values) is folded into a few numbers, which the workers
+compare before an update and at the end of the script.
 
 A fold is a sum with fixed factors, so that rounding on different processors changes it by little:
 
@@ -54,7 +54,7 @@ class Operands:
 
     def _note_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.is_cpu and not tensor.dim() and not tensor.is_complex():
-            self._add(float(tensor))
+            self._add(float(tensor.detach()))
             return
         about = sketch(tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.detach().double())
         if about is not None:

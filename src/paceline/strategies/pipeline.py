@@ -21,11 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from paceline.comm.axes import Axes
 from paceline.comm.buckets import Watcher
-from paceline.comm.coalesced import broadcast_all
 from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.rows.tensor import make_plain
@@ -34,13 +32,15 @@ from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.proof import initialise_lazy
 from paceline.script.slicing.reasons import name_of
-from paceline.strategies.loss_check import LossCheck, is_number
-from paceline.strategies.mirrored import Mirrored
+from paceline.strategies.owned.state import parameters_of
 from paceline.strategies.pipelined import orders
+from paceline.strategies.pipelined.at_seams import AtSeams
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks
+from paceline.strategies.pipelined.holding import Holding
 from paceline.strategies.pipelined.micro_batches import FEW, Kind, MicroBatches, rows_of, sizes_of, within
 from paceline.strategies.pipelined.schedule import Call, Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
+from paceline.strategies.pipelined.stage_parts import StageParts
 from paceline.strategies.pipelined.train_step import (
     Asked,
     Loss,
@@ -53,6 +53,7 @@ from paceline.strategies.pipelined.train_step import (
 )
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.strategies.zero1 import Zero1
+from paceline.units import size
 
 NOT_1F1B = (
     "schedule=1f1b needs the loss inside the last stage, and this script computes its loss outside the model: the "
@@ -70,7 +71,7 @@ class _Now:
     cuts: list[int]  # the leaves of its arguments that have rows
 
 
-class Pipeline(Mirrored):
+class Pipeline(StageParts):
     """Pipeline parallelism on the axis pipe, and rows on the axis data. When a peer dies, the receive or the collective
     that misses it raises."""
 
@@ -118,11 +119,12 @@ class Pipeline(Mirrored):
         self.pipe = stage.group.along("pipe", stage.axes.members(stage.group.rank, "pipe"))
         self.pipe.ending, self.pipe.together = stage.ending, stage.together
         self.post = self.pipe.post("pipe")
+        self.holding = Holding(self.pipe)
         self._updates = Zero1.over(stage, stage.group)
         self._micro_batches = MicroBatches(stage, self.pipe)
         if stage.rows.world == 1:
             chance.share(stage)
-        stage.subscribe(_Seams(self))
+        stage.subscribe(AtSeams(self))
 
     def watch_gradients(self, watcher: Watcher) -> None:
         """Gradients are averaged over the axis data only."""
@@ -151,9 +153,11 @@ class Pipeline(Mirrored):
         self._asked = asked
 
     def step(self, plain: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Each worker keeps the optimizer's state of a part of the parameters, as in ZeRO-1."""
+        """Each stage updates its own parameters. Parameters that every worker holds are updated as in ZeRO-1."""
         if self.stage.group.world == 1:
             return plain(optimizer, *args, **kwargs)
+        self.holding.operands.compare(self.pipe)
+        self.holding.keep_own_state(optimizer)
         return self._updates.step(plain, optimizer, *args, **kwargs)
 
     # -- a call ----------------------------------------------------------------------------------------------------
@@ -169,6 +173,7 @@ class Pipeline(Mirrored):
         if module not in self._models or (model is not None and module.training not in model.proven):
             model = self._models[module] = self._cut(plain, module, given, model)
         if model is None:
+            self.holding.gather(list(module.parameters()), self.stage.optimizers)
             return self.stage.views.call(plain, module, args, kwargs)
         refuse_hooks(module)
         try:
@@ -284,12 +289,13 @@ class Pipeline(Mirrored):
         asked = (self.stages * self.parts, self.cut, None if known is None else known.segments.cuts)
         group = self.stage.group
         try:
-            try:
-                cutting = cut_model(group, plain, module, self._micro_batches.few(given, FEW), *asked)
-            except PacelineError:
-                raise
-            except Exception:  # a model for one batch size. If it raises again, so would the call
-                cutting = cut_model(group, plain, module, given, *asked)
+            with self.holding.team.together(module):
+                try:
+                    cutting = cut_model(group, plain, module, self._micro_batches.few(given, FEW), *asked)
+                except PacelineError:
+                    raise
+                except Exception:  # a model for one batch size. If it raises again, so would the call
+                    cutting = cut_model(group, plain, module, given, *asked)
         except ScriptError as why:
             if not self._has_cut:
                 raise
@@ -302,20 +308,48 @@ class Pipeline(Mirrored):
         parameters, mine = list(module.parameters()), self.pipe.rank
         numbers = [n for n, p in enumerate(parameters) if any(s % self.stages == mine for s in owners[p])]
         device = next((p.device for p in parameters), torch.device("cpu"))
+        workers = {p: [*{stage % self.stages for stage in stages}] for p, stages in owners.items()}
+        kept = self.holding.divide(workers, self.stage.optimizers, self._known if self._is_needed() else ())
+        if self._is_needed():
+            super()._meet_all(module)
         if before is None:
-            self._tell_stages(cutting, owners)
+            self._tell_stages(cutting, owners, *kept)
         proven = {module.training} | (set() if before is None else before.proven)
-        schedule = Schedule(self.pipe, self.stage.rows, self.post, cutting, device, self.clock)
+        schedule = Schedule(self.holding.team, self.stage.rows, self.post, cutting, device, self.clock)
         return StagedModel(schedule, parameters, numbers, proven, parts_of(module))
 
-    def _tell_stages(self, cutting: Cutting, owners: dict[nn.Parameter, tuple[int, ...]]) -> None:
+    def _tell_stages(
+        self, cutting: Cutting, owners: dict[nn.Parameter, tuple[int, ...]], kept: int, total: int
+    ) -> None:
         begins = ("the input", *cutting.segments.cuts)
         counts = [sum(p.numel() for p, where in owners.items() if stage in where) for stage in range(len(begins))]
         told = "; ".join(
             f"stage {n} from {begin}, {count:,} parameters"
             for n, (begin, count) in enumerate(zip(begins, counts, strict=True))
         )
-        self.stage.pulse.notice(f"The model {name_of(cutting.segments.module)} runs as a pipeline: {told}.")
+        self.stage.pulse.notice(
+            f"The model {name_of(cutting.segments.module)} runs as a pipeline: {told}. Worker 0 keeps {size(kept)} of "
+            f"{size(total)} of the parameters, and the same part of gradients and of the optimizer's state."
+        )
+
+    def _meet_all(self, module: nn.Module) -> None:
+        """Only after the model was cut: until then no worker knows what it holds."""
+        if module in self._models:
+            super()._meet_all(module)
+
+    def after_backward(self, losses: list[torch.Tensor]) -> None:
+        super().after_backward(losses)
+        self.settle_gradients()
+
+    def settle_gradients(self) -> None:
+        """Each worker keeps the gradients of what it holds."""
+        trained = (p for optimizer in self.stage.optimizers for p in parameters_of(optimizer))
+        for parameter in (*(p for module in self._models for p in module.parameters()), *trained):
+            self.holding.settle_gradient(parameter)
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        self.holding.settle_gradient(parameter)
+        super()._ready(parameter)
 
     def _share_buffers(self, cutting: Cutting) -> None:
         """Gives every worker the buffers that training has changed (running statistics): their stage has changed them,
@@ -350,34 +384,3 @@ class Pipeline(Mirrored):
             f"Pipeline bubble with {self.stages} stages{parts} and {self._used} micro-batches: {predicted:.0%} "
             f"predicted for even stages, {waited:.0%} of the time in the model measured ({each})."
         )
-
-
-class _Seams:
-    """What a pipeline does at the seams. Replicas also do there what Mirrored does."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline, self._stage, self._losses = pipeline, pipeline.stage, LossCheck()
-        self._is_alone = pipeline.stage.rows.world == 1
-
-    def on_model(self, module: nn.Module) -> None:
-        """Broadcasts rank 0's weights and buffers at the first call."""
-        if self._is_alone:
-            tensors = [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta and not is_lazy(t)]
-            broadcast_all(self._stage.group, tensors, "the model's weights")
-
-    def after_backward(self, losses: list[torch.Tensor]) -> None:
-        """All workers must have computed the same loss. Replicas compare it with the gradients, before an update."""
-        if not self._is_alone:
-            return
-        loss = losses[0]
-        on_host = is_number(loss) and loss.device.type == "cpu"
-        shown = torch.tensor(
-            [float(loss.detach()) if on_host else self._losses.late(loss)], dtype=torch.float64, device="cpu"
-        )
-        found = self._stage.group.gather_vectors(shown, "the loss").flatten().tolist()
-        self._losses.compare(found, late=not on_host)
-
-    def on_end(self) -> None:
-        self._losses.end(self._stage.group)
-        self._pipeline.tell_bubble()
-        self._pipeline.post.close()

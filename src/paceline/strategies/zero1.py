@@ -20,7 +20,7 @@ from paceline.script.slicing.together import Together
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare
 from paceline.strategies.owned.owners import Owners
-from paceline.strategies.owned.state import AT_ONCE, divide, parameters_of, size_of
+from paceline.strategies.owned.state import AT_ONCE, divide, size_of, whole_parameters_of
 from paceline.units import size
 
 ONE_BY_ONE = ("torch.optim.", "paceline.converge.optimizers.")  # modules whose optimizers treat parameters one by one
@@ -60,7 +60,7 @@ class Zero1(Mirrored):
 
     def _take(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         state = divide(optimizer, self._owners, self.group)
-        updated = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
+        updated = [parameter for parameter in whole_parameters_of(optimizer) if parameter.grad is not None]
         own = [parameter for parameter in updated if self._owners[parameter] == self.group.rank]
         if self.group.world > 1:
             compare(optimizer, updated, self.group, self.stage.views.warn)

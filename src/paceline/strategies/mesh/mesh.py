@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import register_sharding
-from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.axes import Axes
 from paceline.comm.torch_backend import torch_mesh
@@ -46,15 +45,15 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mesh.split_output import SplitOutput, make_plain
-from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare_arguments, compare_options
-from paceline.torch_private import is_any_true, is_compiled, plain_data, plain_grad, uncompiled
+from paceline.strategies.part_gradients import PartGradients
+from paceline.torch_private import is_any_true, is_compiled, plain_data, uncompiled
 from paceline.units import size
 
 KINDS = (DTensor, FusedHeads)
 
 
-class Mesh(Mirrored):
+class Mesh(PartGradients):
     """Tensor parallelism on the axis model, and rows on the axis data. When a peer dies, the collective that misses it
     raises."""
 
@@ -82,8 +81,6 @@ class Mesh(Mirrored):
         self.layout = MeshLayout.of(layout, dimensions)
         self._mesh: Any = None  # the axis model as a DeviceMesh
         self._calls: dict[Callable[..., Any], Callable[..., Any]] = {}
-        # Parameter → a plain parameter whose gradient is the shard's: what a bucket can hold.
-        self._stand_ins: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._told = False
         self._same_rows: SameRows | None = None  # with one worker on the axis data
 
@@ -221,57 +218,19 @@ class Mesh(Mirrored):
         self.split_parameters(module)
         super()._meet_all(module)
 
-    def _meet(self, parameter: torch.Tensor, name: str = "") -> None:
-        if not isinstance(parameter, ShardedParameter) or self._known.get(parameter) is not None:
-            super()._meet(parameter, name)
-        elif not parameter.requires_grad:
-            self._known[parameter] = None
-        else:
-            stand_in = self._stand_ins[parameter] = nn.Parameter(parameter.shard.to_local())
-            self._known[parameter] = self._buckets.adopt(stand_in, name)
-            self._handles[parameter] = parameter.register_post_accumulate_grad_hook(self._ready).id
+    def _is_divided(self, parameter: Any) -> bool:
+        return isinstance(parameter, ShardedParameter)
 
-    def _ready(self, parameter: torch.Tensor) -> None:
-        stand_in = self._stand_ins.get(parameter)
-        hooks = parameter._post_accumulate_grad_hooks
-        if stand_in is None or self.stage.makes_samples() or (hooks is not None and len(hooks) > 1):
-            super()._ready(parameter)
-            return
-        self._show(parameter, stand_in)
-        self._buckets.ready(self._known[parameter], stand_in)
+    def _part_of(self, parameter: Any) -> torch.Tensor:
+        part: torch.Tensor = parameter.shard.to_local()
+        return part
 
-    def before_backward(self, losses: list[torch.Tensor]) -> None:
-        for parameter, stand_in in self._stand_ins.items():
-            self._show(parameter, stand_in)
-        super().before_backward(losses)
+    def _part_of_grad(self, grad: Any, parameter: Any) -> torch.Tensor:
+        part: torch.Tensor = grad.to_local()
+        return part
 
-    def after_backward(self, losses: list[torch.Tensor]) -> None:
-        super().after_backward(losses)
-        self._take_over()
-
-    def _sum_kept_back(self) -> None:
-        super()._sum_kept_back()
-        self._take_over()
-
-    def _show(self, parameter: Any, stand_in: nn.Parameter) -> None:
-        """The stand-in has the gradient of the parameter's shard: the same object if it lies in a bucket."""
-        grad: Any = plain_grad.__get__(parameter)
-        if grad is None:
-            stand_in.grad = None
-            return
-        local = grad.to_local()
-        view = self._buckets.slots[self._known[parameter]].view
-        same = view is not None and view.data_ptr() == local.data_ptr() and view.shape == local.shape
-        stand_in.grad = view if same else local
-
-    def _take_over(self) -> None:
-        """The parameter has the gradient that the workers have averaged."""
-        for parameter, stand_in in self._stand_ins.items():
-            if stand_in.grad is None:
-                continue
-            grad: Any = plain_grad.__get__(parameter)
-            if grad is None or grad.to_local().data_ptr() != stand_in.grad.data_ptr():
-                plain_grad.__set__(parameter, like(stand_in.grad, parameter.shard))
+    def _grad_of(self, part: torch.Tensor, parameter: Any) -> torch.Tensor:
+        return like(part, parameter.shard)
 
 
 @cache

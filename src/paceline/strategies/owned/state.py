@@ -15,6 +15,7 @@ import torch
 
 from paceline.comm.group import Group
 from paceline.strategies.owned.owners import Owners
+from paceline.strategies.pipelined.stage_tensor import StageTensor
 
 AT_ONCE = 32 << 20  # bytes of a message
 
@@ -98,10 +99,10 @@ class DividedState(defaultdict[Any, Any]):
 def divide(optimizer: Any, owners: Owners, group: Group) -> DividedState:
     """Keeps this worker's entries of the optimizer's state, if that is not yet done, and returns them. Never waits."""
     state = optimizer.state
-    owners.learn(parameters_of(optimizer))
+    owners.learn(whole_parameters_of(optimizer))
     if isinstance(state, DividedState):
         return state
-    others = {parameter for parameter in parameters_of(optimizer) if owners[parameter] != group.rank}
+    others = {parameter for parameter in whole_parameters_of(optimizer) if owners[parameter] != group.rank}
     own = {key: entry for key, entry in state.items() if key not in others}
     optimizer.state = DividedState(own, lambda own: _gathered(own, optimizer, owners, group))
     divided: DividedState = optimizer.state
@@ -113,16 +114,27 @@ def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def whole_parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    """Without those of pipeline stages, which are updated by their stage."""
+    return [parameter for parameter in parameters_of(optimizer) if not isinstance(parameter, StageTensor)]
+
+
+def own_state(optimizer: Any) -> dict[Any, Any]:
+    """The entries that this worker keeps. Never waits."""
+    state: dict[Any, Any] = optimizer.state
+    return state.own() if isinstance(state, DividedState) else state
+
+
 def size_of(optimizer: Any) -> int:
     """The bytes of the state that this worker keeps."""
-    own = optimizer.state.own() if isinstance(optimizer.state, DividedState) else optimizer.state
-    values = (value for entry in own.values() for value in entry.values())
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    own = own_state(optimizer)
+    values = [value for entry in own.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+    return sum(value.nbytes for value in values if not isinstance(value, StageTensor) or value.value is not None)
 
 
 def _gathered(own: dict[Any, Any], optimizer: Any, owners: Owners, group: Group) -> dict[Any, Any]:
     """All entries, in the order of the parameters. Every worker calls it; waits for all."""
-    parameters = parameters_of(optimizer)
+    parameters = whole_parameters_of(optimizer)
     whole: dict[Any, Any] = {}
     for numbers in _messages(parameters):
         mine = {str(number): _packed(own[parameters[number]]) for number in numbers if parameters[number] in own}
@@ -131,8 +143,9 @@ def _gathered(own: dict[Any, Any], optimizer: Any, owners: Owners, group: Group)
                 parameter = parameters[int(number)]
                 if owners[parameter] == rank:
                     whole[parameter] = own[parameter] if rank == group.rank else _unpacked(packed, parameter.device)
-    ordered = {parameter: whole[parameter] for parameter in parameters if parameter in whole}
-    return ordered | {key: entry for key, entry in own.items() if key not in ordered}
+    whole |= {key: entry for key, entry in own.items() if key not in whole}
+    ordered = {parameter: whole[parameter] for parameter in parameters_of(optimizer) if parameter in whole}
+    return ordered | {key: entry for key, entry in whole.items() if key not in ordered}
 
 
 def _packed(entry: dict[str, Any]) -> dict[str, Any]:

@@ -42,24 +42,31 @@ class Cutting:
 
     segments: Segments
     called: tuple[frozenset[str], ...]  # the units that each stage calls
+    used: tuple[frozenset[int], ...]  # the parameters, by number, that each stage has gradients for
     draws: bool  # the model draws random numbers
     template: Any  # the model's output, with EMPTY for each tensor
 
     def also(self, other: Cutting) -> Cutting:
         """The same cuts, as proven in another mode of the model."""
         called = tuple(mine | its for mine, its in zip(self.called, other.called, strict=True))
-        return Cutting(other.segments, called, self.draws or other.draws, other.template)
+        used = tuple(mine | its for mine, its in zip(self.used, other.used, strict=True))
+        return Cutting(other.segments, called, used, self.draws or other.draws, other.template)
 
     def owners(self) -> dict[nn.Parameter, tuple[int, ...]]:
         """The stages that use each parameter. One that no unit has (the forward uses it itself) may be used by all."""
         units, everywhere = self.segments.units, tuple(range(len(self.called)))
         found: dict[nn.Parameter, tuple[int, ...]] = {}
+        parameters = list(self.segments.module.parameters())
         for stage, paths in enumerate(self.called):
             for path in sorted(paths):
                 for parameter in units[path].parameters():
                     before = found.get(parameter, ())
                     found[parameter] = before if stage in before else (*before, stage)
-        return {parameter: found.get(parameter, everywhere) for parameter in self.segments.module.parameters()}
+        for stage, numbers in enumerate(self.used):  # also by the forward itself, in a stage other than its unit's
+            for parameter in (parameters[number] for number in numbers):
+                if stage not in found.get(parameter, everywhere):
+                    found[parameter] = (*found[parameter], stage)
+        return {parameter: found.get(parameter, everywhere) for parameter in parameters}
 
     def owner_of_buffers(self) -> list[tuple[torch.Tensor, int]]:
         units = self.segments.units
@@ -128,11 +135,11 @@ def cut_model(
             whole, draws, candidates = _look(plain, module, given, by)
             if cuts is None:
                 cuts = _choose(plain, module, given, stages, _of_rank_0(group, candidates), whole)
-            segments, called = _try(plain, module, given, cuts, whole)
+            segments, called, used = _try(plain, module, given, cuts, whole)
         except CannotCut as why:
             raise refusal(module, stages, str(why)) from None
     template = tree.replace(whole.output, lambda leaf: EMPTY if isinstance(leaf, torch.Tensor) else leaf)
-    return Cutting(segments, called, draws, template)
+    return Cutting(segments, called, used, draws, template)
 
 
 def refusal(module: nn.Module, stages: int, why: str) -> ScriptError:
@@ -273,7 +280,7 @@ def _try(
     whole: _Whole,
     *,
     carry: bool = True,
-) -> tuple[Segments, tuple[frozenset[str], ...]]:
+) -> tuple[Segments, tuple[frozenset[str], ...], tuple[frozenset[int], ...]]:
     """Runs the stages one after the other, and back. CannotCut if outputs or gradients are not the model's own, or if
     a connection skips a cut and `carry` does not allow that."""
     segments, before = Segments(module, cuts), rng.snapshot()
@@ -298,7 +305,7 @@ def _try(
             raise CannotCut("too many values go round the cut")
         rng.restore(before)
         output, called, passed = _run(plain, segments, given, [])
-        grads = _go_back(passed, whole)
+        grads, used = _go_back(passed, whole)
     except CannotCut:
         raise
     except Exception as error:
@@ -310,7 +317,9 @@ def _try(
         raise CannotCut(f"with a cut at {cuts[-1]} its output is another one")
     if not all(map(_is_same_gradient, grads, whole.grads)):
         raise CannotCut(f"with a cut at {cuts[-1]} its gradients are others")
-    return segments, called
+    numbers = {id(parameter): number for number, parameter in enumerate(module.parameters())}
+    own = tuple(frozenset(numbers[id(whole.parameters[i])] for i in some) for some in used)
+    return segments, called, own
 
 
 def _run(
@@ -341,17 +350,21 @@ def _run(
     return output, tuple(map(frozenset, called)), passed
 
 
-def _go_back(passed: list[tuple[list[torch.Tensor], list[Any]]], whole: _Whole) -> list[torch.Tensor | None]:
-    """The gradients of the parameters, from the backward of one stage after the other."""
+def _go_back(
+    passed: list[tuple[list[torch.Tensor], list[Any]]], whole: _Whole
+) -> tuple[list[torch.Tensor | None], list[set[int]]]:
+    """The gradients of the parameters, from one stage after the other; and the numbers of those that each stage has."""
+    used: list[set[int]] = []
     total: list[torch.Tensor | None] = [None] * len(whole.parameters)
     starts: list[torch.Tensor | None] = whole.starts
     for entered, left in reversed(passed):
         needy = [t for t in entered if t.requires_grad]
         found = _gradients(_pairs(left, starts), [*needy, *whole.parameters])
+        used.insert(0, {n for n, grad in enumerate(found[len(needy) :]) if grad is not None})
         total = [_sum(before, grad) for before, grad in zip(total, found[len(needy) :], strict=True)]
         of_entered = dict(zip(map(id, needy), found, strict=False))
         starts = [of_entered.get(id(t)) for t in entered]
-    return total
+    return total, used
 
 
 def _pairs(leaves: Sequence[Any], starts: Sequence[torch.Tensor | None]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline.script import tree
+from paceline.strategies.pipelined.stage_tensor import StageTensor
 from paceline.torch_private import without_subclass_functions
 
 Source = tuple[int, int]  # the number of a module's call in the forward, and of a tensor in its output
@@ -73,6 +74,8 @@ def _on_meta(leaf: Any) -> Any:
         return META
     if isinstance(leaf, Elsewhere):
         return leaf if leaf.value is None else leaf.value.detach().to(META)
+    if isinstance(leaf, StageTensor):  # of another stage: only its shape is here
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
     return leaf.detach().to(META) if isinstance(leaf, torch.Tensor) else leaf
 
 

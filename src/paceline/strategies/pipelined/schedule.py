@@ -25,6 +25,7 @@ from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.segment import CannotCut, Parcel
+from paceline.strategies.pipelined.stage_tensor import Team
 
 Drawing = Callable[[Split], AbstractContextManager[Any]]
 OUTPUT = "the output of the last stage"
@@ -93,13 +94,13 @@ class Schedule:
     """The calls of one model on one worker, which has one stage or several: see `orders`."""
 
     def __init__(
-        self, group: Group, rows: Group, post: Post, cutting: Cutting, device: torch.device, clock: Clock
+        self, team: Team, rows: Group, post: Post, cutting: Cutting, device: torch.device, clock: Clock
     ) -> None:
-        """`group`: the workers of one pipeline. `rows`: those with the same stages, of all replicas of the pipeline."""
-        self.group, self.rows, self.post = group, rows, post
+        """`team`: the workers of one pipeline. `rows`: those with the same stages, of all replicas of the pipeline."""
+        self.team, self.group, self.rows, self.post = team, team.group, rows, post
         self.cutting, self.device, self.clock = cutting, device, clock
         self.last = cutting.segments.last  # stage
-        self.parts = (self.last + 1) // group.world
+        self.parts = (self.last + 1) // team.group.world
         self._early: dict[tuple[Any, ...], Any] = {}  # messages that came before they were asked for
 
     def stage_of(self, part: int) -> int:
@@ -178,6 +179,7 @@ class Schedule:
                     streams.put(call.streams[stage])
                 stack.enter_context(call.drawing(split))
 
+            stack.enter_context(self.team.computing(self.cutting.segments.module))
             output, entered, left = self.cutting.segments.run(stage, call.plain, args, kwargs, parcel, begin=begin)
         if left is not None:
             left.rest = streams.packed() if draws and not turn else None
@@ -292,7 +294,8 @@ class Schedule:
         got: Sequence[torch.Tensor | None] = [None] * (more + len(parameters))
         if chunk is not None and not failure:
             try:
-                got = _gradients(chunk, grads, parameters, keep=keep) or got
+                with self.team.computing(self.cutting.segments.module):  # a checkpoint computes again
+                    got = _gradients(chunk, grads, parameters, keep=keep) or got
             except PacelineError:
                 raise
             except (Exception, CalledOff) as error:

@@ -23,6 +23,7 @@ from paceline.script.slicing.dry_run import undisturbed
 from paceline.strategies.pipelined import orders, streams
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Call, Chunk, add_up
+from paceline.strategies.pipelined.stage_tensor import leaf_of
 from paceline.strategies.pipelined.way_back import StagedModel, summed
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -107,7 +108,7 @@ def train(
     raise, and no gradient has changed. `weights`: see `weigh`."""
     schedule, since, failure = model.schedule, perf_counter(), Failure(model.schedule.rows)
     numbers = [n for n in model.mine if model.parameters[n].requires_grad]
-    parameters = [model.parameters[n] for n in numbers]
+    parameters = [leaf_of(model.parameters[n]) for n in numbers]
     total: list[torch.Tensor | None] = [None] * len(parameters)
     losses: list[torch.Tensor] = []
     in_flight: dict[tuple[int, int], tuple[Chunk, list[torch.Tensor]]] = {}
@@ -160,7 +161,8 @@ def _finish(
     """Gives every worker all gradients, the loss and the random streams of the last stage."""
     schedule = model.schedule
     own = [grads.get(n) for n in range(len(model.parameters))]
-    found = summed(group, own, model.parameters, failure, schedule.clock)
+    rows = schedule.rows if group is not schedule.group and schedule.rows.world > 1 else None
+    found = summed(group, own, model.parameters, failure, schedule.clock, rows)
     for parameter, grad in zip(model.parameters, found, strict=True):
         if grad is not None:
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad

@@ -22,6 +22,7 @@ from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Clock, Pass, Schedule
+from paceline.strategies.pipelined.stage_tensor import StageTensor, leaf_of, whole
 from paceline.torch_private import keeps_graph
 
 SUM = "the gradients of the stages"
@@ -86,7 +87,7 @@ class WayBack:
         failure = Failure(schedule.rows)
         with self.stage.inside():
             own, of_inputs = schedule.backward(
-                self.done, wanted, [model.parameters[n] for n in mine], self.dim, failure, keep=keep
+                self.done, wanted, [leaf_of(model.parameters[n]) for n in mine], self.dim, failure, keep=keep
             )
         if not keep:
             self.done.chunks = {}
@@ -130,13 +131,19 @@ class _Pipelined(Function):
                 "The script asks for gradients of gradients (create_graph=True), which do not go through a pipeline.",
                 advice="Choose another strategy: --strategy mirrored",
             )
-        return None, *ctx.way.back(grads)
+        return None, *ctx.way.back([None if grad is None else whole(grad) for grad in grads])
 
 
 def summed(
-    group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor], failure: Failure, clock: Clock
+    group: Group,
+    grads: list[torch.Tensor | None],
+    likes: Sequence[torch.Tensor],
+    failure: Failure,
+    clock: Clock,
+    rows: Group | None = None,
 ) -> list[torch.Tensor | None]:
-    """The sums over the workers; None where no worker has a gradient. If a worker has failed, all workers raise."""
+    """The sums over the workers; None where no worker has a gradient. Those of a stage's own parameters stay with the
+    stage, and are summed over its replicas, `rows`, if these are in the group. If a worker has failed, all raise."""
     has = torch.tensor([bool(failure), *(grad is not None for grad in grads)], dtype=torch.int32, device="cpu")
     since = time.perf_counter()
     group.all_reduce(has, SUM)
@@ -146,6 +153,16 @@ def summed(
         failure.raise_first(group.gather_objects(failure.told, "the failure of a stage"))
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for number in has[1:].nonzero().flatten().tolist():
+        like = likes[number]
+        if isinstance(like, StageTensor):
+            own = grads[number]
+            if like.value is not None:
+                own = torch.zeros_like(like.value) if own is None else own
+                if rows is not None:
+                    own = own.contiguous()
+                    rows.all_reduce(own, SUM)
+            grads[number] = like.team.made(own, like, like.owner, like.device)
+            continue
         kinds.setdefault((likes[number].dtype, likes[number].device), []).append(number)
     for numbers in kinds.values():
         parts = [torch.zeros_like(likes[n]) if (grad := grads[n]) is None else grad for n in numbers]

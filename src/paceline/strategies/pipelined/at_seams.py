@@ -1,0 +1,47 @@
+"""What a pipeline does at the seams, besides what `Mirrored` does for replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from paceline.comm.coalesced import broadcast_all
+from paceline.strategies.loss_check import LossCheck, is_number
+from paceline.strategies.pipelined.stage_tensor import StageTensor
+
+
+class AtSeams:
+    """What a pipeline does at the seams. Replicas also do there what Mirrored does."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline, self._stage, self._losses = pipeline, pipeline.stage, LossCheck()
+        self._is_alone = pipeline.stage.rows.world == 1
+
+    def on_model(self, module: nn.Module) -> None:
+        """Broadcasts rank 0's weights and buffers at the first call."""
+        if self._is_alone:
+            tensors = [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta and not is_lazy(t)]
+            tensors = [t for t in tensors if not isinstance(t, StageTensor)]  # a copy of a model that was cut
+            broadcast_all(self._stage.group, tensors, "the model's weights")
+
+    def after_backward(self, losses: list[torch.Tensor]) -> None:
+        """All workers must have computed the same loss. Replicas compare it with the gradients, before an update."""
+        if not self._is_alone:
+            return
+        loss = losses[0]
+        on_host = is_number(loss) and loss.device.type == "cpu"
+        shown = torch.tensor(
+            [float(loss.detach()) if on_host else self._losses.late(loss)], dtype=torch.float64, device="cpu"
+        )
+        found = self._stage.group.gather_vectors(shown, "the loss").flatten().tolist()
+        self._losses.compare(found, late=not on_host)
+        self._pipeline.settle_gradients()
+
+    def on_end(self) -> None:
+        self._pipeline.holding.operands.compare(self._pipeline.pipe)
+        self._losses.end(self._stage.group)
+        self._pipeline.tell_bubble()
+        self._pipeline.post.close()

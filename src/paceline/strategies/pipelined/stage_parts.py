@@ -1,0 +1,68 @@
+"""What a worker of a pipeline keeps of parameters and gradients, as saving and the average over replicas see it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.imports import after_import
+from paceline.script.seams.stage import Stage
+from paceline.strategies.part_gradients import PartGradients
+from paceline.strategies.pipelined.holding import Holding
+from paceline.strategies.pipelined.stage_tensor import StageTensor, whole
+
+
+class StageParts(PartGradients):
+    """Parameters of a stage are whole in files, and averaged over the replicas of the stage."""
+
+    holding: Holding
+
+    def on_stage(self, stage: Stage) -> None:
+        super().on_stage(stage)
+        after_import("safetensors.torch", self._save_whole)
+
+    def full(self, part: Any) -> Any:
+        if isinstance(part, nn.Module):
+            held = [p for p in part.parameters() if isinstance(p, StageTensor)]
+            return copy.deepcopy(part, {id(p): self.full(p) for p in held}) if held else part
+        if not isinstance(part, StageTensor):
+            return part
+        return nn.Parameter(whole(part), part.requires_grad) if isinstance(part, nn.Parameter) else whole(part)
+
+    def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
+        """What this worker keeps of a whole tensor."""
+        return self.holding.part(value, like) if isinstance(like, StageTensor) else value
+
+    def _save_whole(self, safetensors: Any) -> None:
+        """safetensors reads the memory of tensors: it gets whole ones."""
+        for name in ("save_file", "save"):
+            plain = getattr(safetensors, name)
+            setattr(
+                safetensors, name, lambda tensors, *a, _plain=plain, **k: _plain(self.stage.whole(tensors), *a, **k)
+            )
+
+    # -- gradients, averaged over the replicas -------------------------------------------------------------------------
+
+    def _is_divided(self, parameter: Any) -> bool:
+        return isinstance(parameter, StageTensor)
+
+    def _part_of(self, parameter: Any) -> torch.Tensor | None:
+        return None if parameter.value is None else parameter.value.detach()
+
+    def _part_of_grad(self, grad: Any, parameter: Any) -> torch.Tensor:
+        value: Any = grad.value if isinstance(grad, StageTensor) else grad
+        part: torch.Tensor = value
+        return part
+
+    def _grad_of(self, part: torch.Tensor, parameter: Any) -> torch.Tensor:
+        return self.holding.part(part, parameter)
+
+    def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
+        if not isinstance(grad, StageTensor):
+            return super()._average_now(grad)
+        if grad.value is None or self.stage.makes_samples():
+            return grad
+        return grad.team.made(super()._average_now(grad.value), grad, grad.owner, grad.device)

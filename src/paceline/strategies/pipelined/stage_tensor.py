@@ -1,0 +1,331 @@
+"""A tensor whose numbers only the workers of one stage hold; to the script it is the whole tensor.
+
+The parameters of a stage, their gradients and the optimizer's state are such tensors. A function of tensors of one
+stage is computed by that stage alone, and its result is such a tensor, too: the other workers know its shape, and send
+nothing. For a function of tensors of several stages, or one that needs numbers (`item`, `print`), the numbers are sent
+to all workers, and the result is a plain tensor; so is a single number that a stage has computed (a norm, a penalty).
+Random numbers are drawn by every worker.
+
+Every worker of the pipeline runs the same script, so that a message never waits for a worker that does not come. If a
+peer is gone, the message that misses it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.errors import ScriptError
+from paceline.torch_private import disabled_torch_function, make_wrapper_subclass, swap_tensor_impl, writes_to
+
+META = torch.device("meta")
+WHAT = "the parameters of a stage"
+LISTS = ("_foreach_", "_fused_")  # functions of lists of tensors
+SAME = ("detach", "alias")
+
+
+class StageTensor(torch.Tensor):
+    """`value`: the numbers, on the workers of the stage. `leaf`: what the stage computes with, of a parameter."""
+
+    value: torch.Tensor | None
+    owner: int  # rank in the pipeline
+    team: Team
+    leaf: nn.Parameter | None
+
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = [leaf for leaf in _leaves((args, kwargs or {})) if isinstance(leaf, StageTensor)]
+        return found[0].team.answer(func, args, kwargs or {}, found)
+
+    # -- what torch reads from a tensor's memory -----------------------------------------------------------------------
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if not isinstance(new, StageTensor) or new.owner != self.owner:
+            self.team.note(new)
+            new = self.team.owned(whole(new), self.owner)
+        if (new.shape, new.dtype, new.device) != (self.shape, self.dtype, self.device):
+            _exchange(self, self.team.made(new.value, new, self.owner, new.device, requires_grad=self.requires_grad))
+        self.value = new.value
+        if self.leaf is not None and new.value is not None:
+            self.leaf.data = new.value
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return whole(self).requires_grad_(self.requires_grad).numpy(force=force)
+
+    def tolist(self) -> Any:
+        return whole(self).tolist()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        shown = whole(self)
+        return repr(nn.Parameter(shown, self.requires_grad) if getattr(self, "_is_param", False) else shown)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            value = None if self.value is None else self.value.clone()
+            copied = self.team.made(value, self, self.owner, self.device)
+            if getattr(self, "_is_param", False):
+                _make_parameter(copied, self.requires_grad)
+            grad = self.grad
+            copied.grad = None if grad is None else grad.detach().clone()
+            memo[id(self)] = copied
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = whole(self)
+        return (nn.Parameter(plain, self.requires_grad) if getattr(self, "_is_param", False) else plain).__reduce_ex__(
+            protocol
+        )
+
+
+class Team:
+    """The workers of one pipeline."""
+
+    def __init__(self, group: Group, note: Callable[[Any], None]) -> None:
+        """`note`: is told the numbers and plain tensors that the script puts into such tensors."""
+        self.group, self.note = group, note
+        self.computes = False  # a stage runs, of which the other workers know nothing
+
+    def made(
+        self, value: torch.Tensor | None, like: torch.Tensor, owner: int, device: Any, *, requires_grad: bool = False
+    ) -> StageTensor:
+        """A tensor with this value on its owner, and the shape, strides and type of `like`."""
+        made: StageTensor = make_wrapper_subclass(
+            StageTensor,
+            like.shape,
+            strides=like.stride(),
+            dtype=like.dtype,
+            device=device,
+            requires_grad=requires_grad,
+        )
+        made.value = value if owner == self.group.rank else None
+        made.owner, made.team, made.leaf = owner, self, None
+        return made
+
+    @contextmanager
+    def computing(self, module: nn.Module) -> Iterator[None]:
+        """While a stage of the module runs, its parameters are plain. Those of other stages must not be used."""
+        with _in_place_of(module, {id(p): leaf_of(p) for p in module.parameters() if isinstance(p, StageTensor)}):
+            self.computes = True
+            try:
+                yield
+            finally:
+                self.computes = False
+
+    @contextmanager
+    def together(self, module: nn.Module) -> Iterator[None]:
+        """The module has whole, plain parameters meanwhile, on every worker. Every worker of the pipeline calls it."""
+        own = [p for p in module.parameters() if isinstance(p, StageTensor)]
+        wholes = self.gather(own)
+        with _in_place_of(module, {id(p): nn.Parameter(wholes[id(p)], p.requires_grad) for p in own}):
+            yield
+
+    def owned(self, plain: torch.Tensor, owner: int) -> StageTensor:
+        """A tensor that all workers hold, as the owner's."""
+        return self.made(plain.detach(), plain, owner, plain.device)
+
+    def answer(self, func: Any, args: Any, kwargs: Any, found: Sequence[StageTensor]) -> Any:
+        """What a function returns for arguments of which these are stages' tensors."""
+        if self.computes:
+            raise ScriptError(
+                "A stage of the pipeline uses a parameter of another stage, which the proof of the cut has not shown.",
+                advice="Choose another strategy: --strategy mirrored",
+            )
+        owners = {tensor.owner for tensor in found}
+        name = func.overloadpacket.__name__
+        if len(owners) > 1 and name.startswith(LISTS):
+            return self._each(func, args, kwargs)
+        targets = writes_to(func, args, kwargs)
+        alone = len(owners) == 1 and torch.Tag.nondeterministic_seeded not in func.tags
+        if alone and all(isinstance(target, StageTensor) for target in targets):
+            if name in SAME:
+                value = found[0].value
+                return self.made(None if value is None else func(value), found[0], found[0].owner, found[0].device)
+            result = self._at_owner(func, args, kwargs, found[0], targets)
+            if result is not NotImplemented:
+                return result
+        return self._everywhere(func, args, kwargs, found, targets)
+
+    def _at_owner(self, func: Any, args: Any, kwargs: Any, first: StageTensor, targets: list[Any]) -> Any:
+        """The owner computes; NotImplemented if the shape of the result depends on numbers."""
+        mine, shapes = first.owner == self.group.rank, None
+        if not targets:
+            try:
+                shapes = func(*_replaced(args, _on_meta), **_replaced(kwargs, _on_meta))
+            except (NotImplementedError, RuntimeError):
+                return NotImplemented
+            if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(shapes)):
+                return NotImplemented
+        self.note((args, kwargs))
+        computed = func(*_replaced(args, _value), **_replaced(kwargs, _value)) if mine else None
+        if targets:
+            return None if isinstance(args[0], (list, tuple)) else targets[0] if len(targets) == 1 else tuple(targets)
+        device = kwargs.get("device") or first.device
+        values = iter(_leaves(computed) if mine else [])
+        found = _replaced(shapes, lambda like: self.made(next(values, None), like, first.owner, device))
+        # Numbers (a norm, a penalty) are sent at once: what the script computes from them, all workers compute.
+        return found if any(like.dim() for like in _leaves(shapes)) else _replaced(found, whole)
+
+    def _everywhere(
+        self, func: Any, args: Any, kwargs: Any, found: Sequence[StageTensor], targets: Sequence[Any]
+    ) -> Any:
+        wholes = self.gather(found)
+        known = {id(whole): tensor for tensor in found for whole in [wholes[id(tensor)]]}
+
+        def put(leaf: Any) -> Any:
+            return wholes[id(leaf)] if isinstance(leaf, StageTensor) else leaf
+
+        result = func(*_replaced(args, put), **_replaced(kwargs, put))
+        for target in targets:
+            if isinstance(target, StageTensor):
+                self.note(wholes[id(target)])
+                if target.value is not None:
+                    target.value.copy_(wholes[id(target)])
+        return _replaced(result, lambda leaf: known.get(id(leaf), leaf))
+
+    def _each(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function of lists, for one place after the other."""
+        length = len(args[0])
+
+        def at(value: Any, place: int) -> Any:
+            return [value[place]] if isinstance(value, (list, tuple)) and len(value) == length else value
+
+        found = [
+            func(*(at(value, n) for value in args), **{key: at(value, n) for key, value in kwargs.items()})
+            for n in range(length)
+        ]
+        return None if found[0] is None else [one[0] for one in found]
+
+    def gather(self, tensors: Sequence[StageTensor]) -> dict[int, torch.Tensor]:
+        """The whole tensors, plain, by id. Every worker of the pipeline calls it; waits for all."""
+        wholes: dict[int, torch.Tensor] = {}
+        kinds: dict[tuple[torch.dtype, torch.device], dict[int, StageTensor]] = {}
+        for tensor in tensors:
+            kinds.setdefault((tensor.dtype, tensor.device), {})[id(tensor)] = tensor
+        for (dtype, device), some in kinds.items():
+            ordered = sorted(some.values(), key=lambda tensor: tensor.owner)
+            mine = [t.value.reshape(-1) for t in ordered if t.value is not None]
+            flat = torch.cat(mine) if mine else torch.empty(0, dtype=dtype, device=device)
+            sizes = [sum(t.numel() for t in ordered if t.owner == rank) for rank in range(self.group.world)]
+            rows = self.group.gather_rows(flat, 0, sizes, WHAT)
+            for tensor, part in zip(ordered, rows.split([t.numel() for t in ordered]), strict=True):
+                if 0 in tensor.stride():  # expanded
+                    wholes[id(tensor)] = part.view(tensor.shape).clone()
+                    continue
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+                wholes[id(tensor)] = made.copy_(part.view(tensor.shape))
+        return wholes
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of all workers, as a plain tensor without a graph. Every worker of the pipeline calls it."""
+    return tensor.team.gather([tensor])[id(tensor)] if isinstance(tensor, StageTensor) else tensor
+
+
+def leaf_of(parameter: torch.Tensor) -> torch.Tensor:
+    """What this worker's stage computes with."""
+    if not isinstance(parameter, StageTensor) or parameter.value is None:
+        return parameter
+    if parameter.leaf is None:
+        parameter.leaf = nn.Parameter(parameter.value, parameter.requires_grad)
+    return parameter.leaf.requires_grad_(parameter.requires_grad)
+
+
+def give(parameter: nn.Parameter, owner: int, team: Team) -> None:
+    """This object becomes the owner's: the memory of all other workers is freed. Every worker of the pipeline calls it,
+    with equal values; nothing is sent."""
+    grad, parameter.grad = parameter.grad, None
+    made = team.made(parameter.detach(), parameter, owner, parameter.device, requires_grad=parameter.requires_grad)
+    _exchange(parameter, made)
+    if grad is not None:
+        parameter.grad = grad if isinstance(grad, StageTensor) else team.owned(grad, owner)
+
+
+def take_back(parameters: Sequence[Any]) -> None:
+    """These objects become plain parameters again, on every worker. Every worker of the pipeline calls it."""
+    if not parameters:
+        return
+    team = parameters[0].team
+    grads = [p.grad for p in parameters if isinstance(p.grad, StageTensor)]
+    wholes = team.gather([*parameters, *grads])
+    for parameter in parameters:
+        grad, parameter.grad = parameter.grad, None
+        _exchange(parameter, nn.Parameter(wholes[id(parameter)], parameter.requires_grad))
+        parameter.grad = wholes.get(id(grad), grad)
+
+
+@contextmanager
+def _in_place_of(module: nn.Module, others: dict[int, Any]) -> Iterator[None]:
+    """The module has other parameters meanwhile, by the ids of its own."""
+    kept = [(inner, name, p) for inner in module.modules() for name, p in inner._parameters.items() if id(p) in others]
+    for inner, name, parameter in kept:
+        _put(inner, name, others[id(parameter)])
+    try:
+        yield
+    finally:
+        for inner, name, parameter in kept:
+            _put(inner, name, parameter)
+
+
+def _put(module: nn.Module, name: str, parameter: Any) -> None:
+    """Directly, unless the module's class listens: a recurrent layer has its weights in a list, too."""
+    if getattr(module.__setattr__, "__func__", None) is nn.Module.__setattr__:
+        module._parameters[name] = parameter
+    else:
+        setattr(module, name, parameter)
+
+
+def _exchange(parameter: Any, made: Any) -> None:
+    """The object gets the class and the memory of `made`. As torch.utils.swap_tensors, which does not exchange tensors
+    whose classes differ in slots."""
+    extra = {name: value for name, value in vars(parameter).items() if name not in ("value", "owner", "team", "leaf")}
+    kind = {"_is_param": True} if isinstance(parameter, nn.Parameter) else {}
+    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
+    parameter.__dict__, made.__dict__ = extra | vars(made) | kind, {}
+    swap_tensor_impl(parameter, made)
+
+
+def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:
+    tensor._is_param = True
+    tensor.requires_grad_(requires_grad)
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, StageTensor) else leaf
+
+
+def _on_meta(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
+    return META if isinstance(leaf, torch.device) else leaf
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
+
+
+def _replaced(value: Any, put: Callable[[Any], Any]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_replaced(one, put) for one in value)
+    if isinstance(value, dict):
+        return {key: _replaced(one, put) for key, one in value.items()}
+    return put(value)
