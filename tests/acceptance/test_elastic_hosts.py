@@ -7,6 +7,7 @@ tests/launch/test_hosts_come_and_go.py.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -72,6 +73,86 @@ def test_a_worker_killed_on_one_of_two_hosts_changes_no_number(
     assert (tmp_path / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
     assert {path.name for path in tmp_path.iterdir()} >= {"model0.pt", "model1.pt"}
     assert not (tmp_path / "model.tmp").exists()
+
+
+# A worker kills itself at a moment: at a place of the script, or before it sends a message, of this number.
+AT_A_MOMENT = """
+from paceline.comm.network.letters import Letters
+from paceline.settings import of_this_process
+met = {{"place": 0, "letter": 0}}
+def meet(kind):
+    met[kind] += 1
+    if of_this_process().rank == {rank} and met[{kind!r}] == {number} and kind == {kind!r}:
+        os.kill(os.getpid(), signal.SIGKILL)
+def here(place):
+    meet("place")
+def post(*args, plain=Letters.post, **kwargs):
+    meet("letter")
+    return plain(*args, **kwargs)
+Letters.post = post
+"""
+MOMENTS = {"place": 30, "letter": 1400}  # that each worker comes to, at least
+
+
+def moment(seed: int) -> tuple[int, str, int]:
+    """A worker, and where it is killed."""
+    chance = random.Random(seed)
+    kind = ("letter", "place")[seed % 2]
+    return chance.randrange(4), kind, chance.randint(1, MOMENTS[kind])
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 20))])
+def test_a_worker_killed_at_a_random_moment_changes_no_number(typist: Typist, tmp_path: Path, seed: int) -> None:
+    expected = plain(tmp_path, TRAIN.format(fault=NONE))
+    rank, kind, number = moment(seed)
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=AT_A_MOMENT.format(rank=rank, kind=kind, number=number)))
+    done = typist.type(tmp_path, "run", "--hosts", HOSTS, "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    assert f"Worker {rank} was killed by SIGKILL (signal 9); the run goes on with 3 workers" in done.stderr
+    assert (tmp_path / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
+
+
+# Two workers break all their connections to others, again and again.
+BREAKING = """
+import socket
+from paceline.settings import of_this_process
+PLACES = ("loss", "backward")
+broken = 0
+def here(place):
+    global broken
+    for name in os.listdir("/proc/self/fd") if of_this_process().rank in (1, 2) and place in PLACES else ():
+        try:
+            descriptor = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            found = socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)
+            continue
+        with found:
+            try:
+                if found.family == socket.AF_INET and found.getpeername():
+                    found.shutdown(socket.SHUT_RDWR)
+                    broken += 1
+            except OSError:
+                pass
+import atexit
+atexit.register(lambda: os.write(2, f"{broken} broken\\n".encode()))
+"""
+
+
+def test_connections_that_break_change_no_number(typist: Typist, tmp_path: Path) -> None:
+    """No worker is lost: the connections are made again, and what was on its way is sent again."""
+    expected = plain(tmp_path, TRAIN.format(fault=NONE))
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=BREAKING))
+    done = typist.type(tmp_path, "run", "--hosts", HOSTS, "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    assert "goes on with" not in done.stderr
+    (record,) = (tmp_path / "paceline-runs").iterdir()
+    assert int((record / "log.rank1.txt").read_text().split()[-2]) > 8  # connections were broken
 
 
 @pytest.mark.slow

@@ -42,18 +42,34 @@ class LinkSocket:
         # torch's groups hold a store only from C++, which does not keep the Python object alive.
         self.stores: list[LinkStore] = []
         self.while_waiting: Callable[[], None] | None = None  # raises if waiting for a key has become pointless
+        self._asking: set[int] = set()  # threads inside `ask`
+        self._due: dict[int, Callable[[], None]] = {}  # by thread: what to do after its request
 
     def ask(self, question: say.Ask, descriptors: list[int] | None = None) -> tuple[Any, list[int]]:
         """The answer and its descriptors. Raises PeerLostError if the launcher is gone."""
         if os.getpid() != self._pid:
             raise PeerLostError("A process forked by a worker cannot use the worker's link to the launcher.")
-        with self._lock:
-            try:
-                frames.send(self._socket, msgspec.msgpack.encode(question), descriptors)
-                body, came = frames.receive(self._socket)
-            except (OSError, EOFError) as error:
-                raise PeerLostError("The launcher of this run is gone.") from error
+        self._asking.add(threading.get_ident())
+        try:
+            with self._lock:
+                try:
+                    frames.send(self._socket, msgspec.msgpack.encode(question), descriptors)
+                    body, came = frames.receive(self._socket)
+                except (OSError, EOFError) as error:
+                    raise PeerLostError("The launcher of this run is gone.") from error
+        finally:
+            self._asking.discard(threading.get_ident())
+        if self._due and (due := self._due.pop(threading.get_ident(), None)) is not None:
+            due()
         return self._decoder.decode(body).value, came
+
+    def when_free(self, action: Callable[[], None]) -> None:
+        """Calls `action`, which may ask: now, or after the request that this thread waits for. For signal handlers,
+        which may interrupt a request."""
+        if threading.get_ident() in self._asking:
+            self._due[threading.get_ident()] = action
+        else:
+            action()
 
     def use(self) -> None:
         """Makes this link the link of this process."""

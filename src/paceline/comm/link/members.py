@@ -13,9 +13,10 @@ is done again: see `script.slicing.together`.
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from paceline.comm.called_off import Regrouping
 from paceline.comm.link import messages as say
@@ -45,7 +46,7 @@ class Members:
                 self.ranks = say.ranks_in(self._store.get(say.left_key(self.generation)))
             first = False
             if self._own not in self.ranks:
-                raise given_up(self._own)
+                end_given_up()
             link.while_waiting = self.look
             try:
                 connect(self.ranks.index(self._own), len(self.ranks))
@@ -60,9 +61,31 @@ class Members:
         if self._has(say.left_key(self.generation + 1)):
             raise Regrouping
 
+    def look_after_thaw(self) -> None:
+        """Ends this process if the others have gone on without it, or if nobody answers. For a signal handler on the
+        script's thread."""
+
+        def look() -> None:
+            try:
+                newest = self.generation
+                while self._has(say.left_key(newest + 1)):
+                    newest += 1
+                left = self._store.link.ask(say.Get(say.left_key(newest)))[0] if newest else None
+            except PeerLostError:
+                end_given_up()
+            if left is not None and self._own not in say.ranks_in(left):
+                end_given_up()
+
+        self._store.link.when_free(look)
+
     def tell(self, passed: int) -> None:
         """Tells the others the number of collectives of this generation that have ended here. No more will."""
         self._store.set(say.passed_key(self.generation, self._own), str(passed).encode())
+
+    def have_told(self, number: int) -> bool:
+        """Whether a worker that makes no more collectives of this generation had finished this one."""
+        told = (self._store.link.ask(say.Get(say.passed_key(self.generation, rank)))[0] for rank in self.ranks)
+        return any(int(each) >= number for each in told if each is not None)
 
     def settle(self, passed: int) -> int:
         """The number of collectives of this generation that count, after a member of it was lost. `passed` have ended
@@ -77,7 +100,7 @@ class Members:
                 newest += 1
             left = say.ranks_in(self._store.get(say.left_key(newest)))
             if self._own not in left:
-                raise given_up(self._own)
+                end_given_up()
             keys = [say.passed_key(self.generation, rank) for rank in left]
             if self._has(*keys):
                 break
@@ -118,9 +141,10 @@ def again(collective: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-def given_up(rank: int) -> PeerLostError:
-    """This worker is not among those that are left."""
-    return PeerLostError(f"Worker {rank} was given up: the others go on without it.")
+def end_given_up() -> NoReturn:
+    """This worker is not among those that are left. Its files and its output are another's now, so nothing is flushed,
+    and no clean-up of the script runs."""
+    os._exit(1)
 
 
 def lost_at(what: str) -> PeerLostError:

@@ -138,7 +138,9 @@ class ElasticChannel:
                 rest(came)
             for peer in self._letters.peers:
                 self._letters.post(peer, number, DONE, b"")
-            self._letters.collect(number, DONE)
+            # One that has ended, after all had everything, sends nothing again.
+            self._letters.collect(number, DONE, or_so=lambda: self._members.have_told(number))
+            self._letters.arrived()
             self._passed = number
         except Regrouping:
             counts = self._members.settle(self._passed) >= number

@@ -3,6 +3,10 @@
 Nothing here waits in native code for a peer: a worker that waits looks up again and again whether a peer is lost. Each
 worker makes a key and a token for itself, and tells them to the others through the store of the run: a process that
 cannot read that store can neither listen nor send.
+
+A connection that breaks (a reset, a firewall that forgets it) is made again by ZeroMQ, which does not send again what
+was on its way. So letters are kept until it is certain that they have arrived, and are sent again over each new
+connection; who has them already drops them.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ from typing import Any, NamedTuple
 
 import torch
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 _HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
 _LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest
 _FAREWELL = 2000  # milliseconds in which the last messages of a worker that ends must have left it
+_UNACKNOWLEDGED = 15_000  # milliseconds after which the kernel gives a connection up that does not take what is sent
+_LONG = 1.0  # seconds of waiting after which a letter may have been lost with its sender's end
 
 
 class Letter(NamedTuple):
@@ -45,7 +52,11 @@ class Letters:
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         port = self._inbox.bind_to_random_port(f"tcp://{address}")
         self._came: dict[tuple[int, int], dict[int, Letter]] = {}
+        self._over: tuple[int, int] = (0, -1)  # the latest collective and phase whose letters were all collected
         self._to: dict[int, tuple[Any, bytes]] = {}  # the socket to each peer, and the peer's token
+        self._sent: dict[int, list[list[Any]]] = {peer: [] for peer in self.peers}  # what may have to be sent again
+        self._links: dict[int, Any] = {}  # tells of each new connection to a peer
+        self._connected: set[int] = set()  # peers that were connected once
         try:
             store.set(f"letters{rank}", f"tcp://{address}:{port} {public.decode()} {self._token}")
             for peer in self.peers:
@@ -56,44 +67,78 @@ class Letters:
                 socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
                 socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
                 socket.setsockopt(zmq.SNDHWM, 0)
+                socket.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED)
+                self._links[peer] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
                 socket.connect(place)
         except BaseException:
             self.close()
             raise
 
     def post(self, peer: int, number: int, phase: int, call: bytes, data: torch.Tensor | None = None) -> None:
-        """Sends bytes. They must not change until all peers have said that they have them."""
-        socket, token = self._to[peer]
+        """Sends bytes. They must not change until all peers have said that they have them (`arrived`)."""
+        _, token = self._to[peer]
         frames = [token, _HEAD.pack(number, phase, self.rank), call]
-        socket.send_multipart(frames if data is None else [*frames, data.numpy()], copy=False)
+        self._sent[peer].append(frames if data is None else [*frames, data.numpy()])
+        self._send(peer, self._sent[peer][-1])
 
-    def collect(self, number: int, phase: int) -> dict[int, Letter]:
-        """Waits for the letters of all peers in this phase of a collective."""
-        nap, looked = _LOOKS[0], time.monotonic()
+    def collect(self, number: int, phase: int, *, or_so: Callable[[], bool] = lambda: False) -> dict[int, Letter]:
+        """Waits for the letters of all peers in this phase of a collective, or until it has become so that they are
+        not needed, which is asked now and then after a long wait."""
+        nap, began = _LOOKS[0], time.monotonic()
+        looked = asked = began
         while len(came := self._came.setdefault((number, phase), {})) < len(self.peers):
             if self._inbox.poll(int(1000 * nap)):
                 self._take()
-            if time.monotonic() - looked >= nap:
+            if (now := time.monotonic()) - looked >= nap:
                 self._look()
+                self._send_again()
+                if now - asked >= _LONG:
+                    asked = now
+                    if or_so():
+                        break
                 nap, looked = min(2 * nap, _LOOKS[1]), time.monotonic()
         del self._came[number, phase]
+        self._over = number, phase
         return came
+
+    def arrived(self) -> None:
+        """All peers have said that they have everything of this collective. They may not have heard that from here."""
+        for letters in self._sent.values():
+            del letters[:-1]
 
     def close(self, *, linger: int = 0) -> None:
         """With `linger`, waits so many milliseconds for what was sent last."""
-        for socket in (self._inbox, *(socket for socket, _ in self._to.values())):
+        for socket, _ in self._to.values():
+            socket.disable_monitor()
+        for socket in (self._inbox, *self._links.values(), *(socket for socket, _ in self._to.values())):
             socket.close(linger=linger)
+        self._sent.clear()
         self._context.term()
 
     def bid_farewell(self) -> None:
         """Before the process ends."""
         self.close(linger=_FAREWELL)
 
+    def _send(self, peer: int, letter: list[Any]) -> None:
+        self._to[peer][0].send_multipart(letter, copy=False)
+
+    def _send_again(self) -> None:
+        """Letters to peers to which there is a new connection: those on their way may be lost with the old one."""
+        for peer, link in self._links.items():
+            while link.poll(0):
+                recv_monitor_message(link)
+                if peer in self._connected:
+                    for letter in self._sent[peer]:
+                        self._send(peer, letter)
+                self._connected.add(peer)
+
     def _take(self) -> None:
         token, head, call, *data = self._inbox.recv_multipart(copy=False)
         if not hmac.compare_digest(token.bytes, self._token.encode()) or len(head) != _HEAD.size:
             return
         number, phase, sender = _HEAD.unpack(head.bytes)
+        if (number, phase) <= self._over:
+            return  # it has come before
         raw = data[0].buffer if data and len(data[0]) else None
         held = torch.empty(0, dtype=torch.uint8, device="cpu") if raw is None else _tensor(raw)
         self._came.setdefault((number, phase), {})[sender] = Letter(call.bytes, held)

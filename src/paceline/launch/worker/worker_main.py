@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
+from paceline.launch.worker import thaw
 from paceline.mods import catalog
 from paceline.mods.in_force import InForce
 from paceline.record.timeline import TimelineWriter
@@ -37,6 +38,8 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
     # Workers that go at their own pace have no peers: nothing is gathered, compared or waited for.
     own = settings if strategy.lockstep else dataclasses.replace(settings, world=1, local_world=1)
     group = Group(own, pulse=pulse, watch=Stopwatch())
+    if group.members is not None and settings.hosts > 1:
+        thaw.watch(group.members)
     if run.timeline:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")

@@ -1,0 +1,165 @@
+"""Letters between workers whose connection breaks: all of them arrive, and each counts once."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from paceline.comm.network.letters import Letters
+
+DATA, DONE = 0, 2
+ROUNDS = 6
+RESET = struct.pack("ii", 1, 0)  # a socket that is closed with it sends a reset
+
+
+class Board:
+    """A store for the workers of this process. `way[reader, writer]`: the port at which the one reaches the other."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value.encode()
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self._values, 20)
+            return self._values[key]
+
+
+class Led(Board):
+    """A view of a board in which all addresses lead through a relay."""
+
+    def __init__(self, board: Board, relay: Relay) -> None:
+        self._board, self._relay = board, relay
+
+    def set(self, key: str, value: str) -> None:
+        self._board.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        place, rest = self._board.get(key).decode().split(" ", 1)
+        self._relay.target = int(place.rpartition(":")[2])
+        return f"tcp://127.0.0.1:{self._relay.port} {rest}".encode()
+
+
+class Relay:
+    """Passes bytes on; the next that come after `break_off` are lost, and the connection with them."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port, self.target, self.broken = self._listener.getsockname()[1], 0, 0
+        self._breaks, self._over = False, threading.Event()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def break_off(self) -> None:
+        self._breaks = True
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(20)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            if select.select([self._listener], [], [], 0.02)[0]:
+                self._threads.append(threading.Thread(target=self._pass_on, args=(self._listener.accept()[0],)))
+                self._threads[-1].start()
+
+    def _pass_on(self, sender: socket.socket) -> None:
+        with contextlib.suppress(OSError), sender, socket.create_connection(("127.0.0.1", self.target)) as receiver:
+            other = {sender: receiver, receiver: sender}
+            while not self._over.is_set():
+                for ready in select.select([sender, receiver], [], [], 0.02)[0]:
+                    if not (data := ready.recv(65536)):
+                        return
+                    if self._breaks and ready is sender:
+                        self._breaks, self.broken = False, self.broken + 1
+                        for end in (sender, receiver):
+                            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                        return
+                    other[ready].sendall(data)
+
+
+@pytest.fixture
+def relay() -> Iterator[Relay]:
+    found = Relay()
+    yield found
+    found.close()
+
+
+def patient() -> Callable[[], None]:
+    by = time.monotonic() + 20
+
+    def look() -> None:
+        assert time.monotonic() < by, "a letter is lost"
+
+    return look
+
+
+def exchange(board: Board, rank: int, before: Callable[[int, int], None], size: int) -> list[float]:
+    letters, found = Letters(board, rank, 2, address="127.0.0.1", look=patient()), list[float]()
+    try:
+        for number in range(1, ROUNDS + 1):
+            own = torch.full((size,), number * 10.0 + rank).view(torch.uint8)
+            before(number, DATA)
+            letters.post(1 - rank, number, DATA, b"sum", own)
+            found.append(letters.collect(number, DATA)[1 - rank].data.view(torch.float32)[-1].item())
+            before(number, DONE)
+            letters.post(1 - rank, number, DONE, b"")
+            letters.collect(number, DONE)
+            letters.arrived()
+        assert letters._came == {}
+        return found
+    finally:
+        letters.bid_farewell()
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize("at", [(2, DATA), (3, DONE), (5, DATA)])
+def test_what_was_lost_with_a_connection_is_sent_again(relay: Relay, at: tuple[int, int], size: int) -> None:
+    """Worker 0 sends through a relay, which loses one message and resets the connection."""
+    board = Board()
+
+    def break_off(number: int, phase: int) -> None:
+        if (number, phase) == at:
+            relay.break_off()
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(exchange, Led(board, relay), 0, break_off, size)
+        second = threads.submit(exchange, board, 1, lambda number, phase: None, size)
+        assert first.result(60) == [number * 10.0 + 1 for number in range(1, ROUNDS + 1)]
+        assert second.result(60) == [number * 10.0 for number in range(1, ROUNDS + 1)]
+    assert relay.broken == 1
+
+
+def test_a_letter_that_is_not_needed_is_not_waited_for() -> None:
+    """The last letter of a worker that has ended was lost, but the store knows how far that worker came."""
+    board, asked = Board(), list[int]()
+
+    def has_ended() -> bool:
+        asked.append(1)
+        return True
+
+    def wait(rank: int) -> None:
+        letters = Letters(board, rank, 2, address="127.0.0.1", look=patient())
+        if rank == 0:
+            letters.collect(1, DONE, or_so=has_ended)
+        letters.close()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(wait, (0, 1)))
+    assert asked == [1]
