@@ -218,7 +218,6 @@ def test_a_tensor_that_a_hook_has_kept_is_refused(typist: Typist, tmp_path: Path
     [
         (("-n", "2", "--elastic", "3"), "the run has 2 workers"),
         (("-n", "2", "--elastic", "1", "--strategy", "zero1"), "--elastic and --strategy exclude each other"),
-        (("-n", "2", "--elastic", "1", "--mod", "view=slice"), "--elastic and --mod view exclude each other"),
         (("-n", "2", "--elastic", "1", "--compression", "bf16"), "--elastic and --compression exclude each other"),
         (("--hosts", "localhost:1,127.0.0.1:1", "--elastic", "3"), "the run has 2 workers"),
     ],

@@ -193,7 +193,6 @@ def excluded(run: RunSettings) -> list[str]:
         "--as": run.launch_as not in (None, "horovod"),  # a Horovod script has an elastic state of its own
         "--backend": run.backend != "auto",
         "--compression": run.compression != "none",
-        "--mod view": any(one.entry.name == "view" for one in catalog.parse(run.mods)),
         "--noise-scale": run.noise_scale,
         "--timeline": run.timeline,
     }

@@ -25,7 +25,7 @@ from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
 from paceline.launch.host import FromWorker, FromZygote, Host, HostLostError
 from paceline.launch.interrupts import Signals
-from paceline.launch.voice import Voice
+from paceline.launch.voice import Voice, sees_slices
 from paceline.record import last_step, stopping
 from paceline.record.folder import log_path
 from paceline.record.logs import open_log
@@ -71,7 +71,7 @@ class Watch:
         )  # how often workers were lost; hosts that the others go on without
         self._saves, self._codes = run.saving is not None, dict[int, int]()  # exit codes, by rank
         self.saves_to = run.saving.folder if run.saving is not None else ""
-        self._voice = Voice(alike=run.launch_as is None)
+        self._voice = Voice(alike=run.launch_as is None, by_lines=sees_slices(run))
         self._host_of = {rank: host for host in hosts for rank in host.ranks}
         self.standings = [stall.WorkerStanding(rank, host=self._host_of[rank].name) for rank in range(run.workers)]
         self.interrupted: int | None = None

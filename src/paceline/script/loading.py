@@ -226,6 +226,8 @@ class Dealer:
         """The batch that the script gets: the whole batch, or in the slice view this worker's rows."""
         batch, views = following(), self.stage.views
         if self._leaves_alone():
+            if self.group.members is not None:  # the last one that is left of an elastic run
+                views.hand_out(None)
             return batch
         if isinstance(batch, Part):
             if batch.dealt.use == "slice":
@@ -234,7 +236,8 @@ class Dealer:
             batch = self._pinned(iterator, self._put_together(iterator, batch))
         elif self.grows and iterator._dataset_kind == ITERABLE:
             batch = self._grown(batch, following)
-        if views.wants_slices() and iterator._dataset_kind == ITERABLE:
+        whole = iterator._dataset_kind == ITERABLE or (self.group.members is not None and iterator._auto_collation)
+        if whole and views.wants_slices():
             return self._cut(batch)
         views.hand_out(None)
         return batch

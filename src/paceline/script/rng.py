@@ -112,19 +112,19 @@ class OwnStream:
 
     def __init__(self, seed: int, rank: int) -> None:
         self._seed = seed + RANK_STRIDE * (rank + 1)
-        self._states: list[torch.Tensor] | None = None
+        self.position: list[torch.Tensor] | None = None  # None: at the start
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         outside = _states()
-        if self._states is None or len(self._states) != len(outside):
+        if self.position is None or len(self.position) != len(outside):
             torch.manual_seed(self._seed)
         else:
-            _set_states(self._states)
+            _set_states(self.position)
         try:
             yield
         finally:
-            self._states = _states()
+            self.position = _states()
             _set_states(outside)
 
 

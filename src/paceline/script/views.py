@@ -20,6 +20,7 @@ from paceline.script import tree
 from paceline.script.draws.rows import Draws
 from paceline.script.redo import Redo
 from paceline.script.rng import OwnStream
+from paceline.script.seams.handed_out import HandedOut
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
@@ -44,7 +45,7 @@ class Views:
         self.stage, self.group = stage, stage.rows
         self.name = "batch"
         self.rows = 0  # of the outermost call under way
-        self._cut: Split | None = None  # how the current batch of the script was cut, in the slice view
+        self._held = HandedOut(self.group)
         self._stream = OwnStream(stage.run.seed, self.group.rank)
         self.averages = Averages()
         self.is_sliced = False  # mod view=slice: the script sees its worker's slice
@@ -72,7 +73,7 @@ class Views:
         )
         if self.group.members is not None:
             self._calls.redo = Redo(self.group, stage.inside)
-        self._in_slice: nn.Module | None = None  # the module that was called with the worker's slice
+        self._called: nn.Module | None = None  # the module that was called with the worker's slice
         self._warned: set[str] = set()
         # Called before each call that is computed in slices: all workers hold the same arguments.
         self.on_slices: Callable[[nn.Module, Any], None] = lambda module, given: None
@@ -80,7 +81,7 @@ class Views:
     @property
     def batch_is_cut(self) -> bool:
         """Whether the script's current batch is this worker's slice."""
-        return self._cut is not None
+        return self._held.split is not None
 
     @property
     def redo(self) -> Redo | None:
@@ -100,7 +101,7 @@ class Views:
     @property
     def share(self) -> float:
         """The fraction of the batch that the script holds."""
-        return 1.0 if self._cut is None else self._cut.share
+        return 1.0 if self._held.split is None else self._held.split.share
 
     @property
     def gathers(self) -> bool:
@@ -114,7 +115,7 @@ class Views:
     @property
     def split(self) -> Split | None:
         """How the rows that a module sees right now were split; None if it sees the whole batch."""
-        return self._cut or self._calls.split
+        return self._held.split or self._calls.split
 
     @property
     def split_for_norms(self) -> Split | None:
@@ -136,7 +137,7 @@ class Views:
 
     def batch_size(self, batch: Any) -> int:
         """The number of samples, over all workers, of a batch that a loader handed out."""
-        return self._cut.batch if self._cut else self._size(batch)
+        return self._held.split.batch if self._held.split else self._size(batch)
 
     def prepare(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
         """Prepares a root module before its first call."""
@@ -155,10 +156,7 @@ class Views:
         if self.batch_is_cut:
             if not (torch.is_grad_enabled() and module.training):
                 self.warn("A call in eval mode inside the training loop saw only its worker's slice (slice view).")
-            self._in_slice = module
-            return self.stage.together.do(
-                self._call_in_slice, plain, module, args, kwargs, tell=self._tell, undo=self._undo
-            )
+            return self._in_slice(plain, module, args, kwargs)
         if self.is_sliced and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
             raise ScriptError(
                 "--mod view=slice needs a DataLoader, which hands out the slices; this script trains without one.",
@@ -183,6 +181,27 @@ class Views:
                 f"{what[0].upper()}{what[1:]}: each worker draws its own random numbers, not those of one process."
             )
 
+    def _in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A call with the rows that the script holds. Nothing is gathered, and a worker draws its own random
+        numbers."""
+        begun = self._stream.position
+
+        def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
+            def again() -> None:
+                assert put_back is not None
+                put_back()
+                self._stream.position = begun
+
+            self._called, now, self._stream.position = module, self._stream.position, begun
+            work, redone = (self._call_in_slice, plain, module, args, kwargs), None if put_back is None else again
+            try:
+                return self.stage.together.do(*work, tell=self._tell, undo=self._undo, again=redone)
+            finally:
+                if put_back is None and self.redo is not None:  # made once more, in a backward
+                    self._stream.position = now
+
+        return compute(module, args, kwargs) if self.redo is None else self.redo.call(compute, module, args, kwargs)
+
     def _call_in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         with self._stream.inside():
             output = plain(module, *args, **kwargs)
@@ -196,12 +215,16 @@ class Views:
         follow(self._equal_buffers(), first, told, self.group)
 
     def _equal_buffers(self) -> list[torch.Tensor]:
-        assert self._in_slice is not None
-        return equal_buffers(self._in_slice, norms=self.norms_see_batch, floats=False)
+        assert self._called is not None
+        return equal_buffers(self._called, norms=self.norms_see_batch, floats=False)
 
     def hand_out(self, cut: Split | None) -> None:
         """The loader hands out a slice of a batch, or (None) the whole batch."""
-        self._cut = cut
+        self._held.hold(cut)
+
+    def count_batch(self) -> None:
+        """The gradients of the current batch have been summed, on all workers."""
+        self._held.count()
 
     def wants_slices(self) -> bool:
         """Whether the next batch of a loader must be cut: in the slice view, while training."""
@@ -232,7 +255,11 @@ class Views:
             return tensor
         if tensor.dim() or tensor.grad_fn is None or getattr(tensor, "_paceline_whole", False):
             return tensor
-        return crossings.blend(tensor.detach(), self.share, self.group)
+        while True:
+            generation = self.group.generation
+            whole = crossings.blend(tensor.detach(), self.share, self.group)
+            if self.group.generation == generation:  # else a worker was lost, and this one's share is another
+                return whole
 
     def refuse_gradients(self) -> None:
         if self.batch_is_cut:

@@ -154,6 +154,7 @@ class Mirrored(BaseStrategy):
         self._agreement.compare([tail.riders for tail in tails])
         if views.batch_is_cut:
             self._make_whole(loss, tails if on_host else None)
+            views.count_batch()
         else:
             self._losses.compare([tail.loss for tail in tails], late=not on_host)
 

@@ -49,7 +49,8 @@ class Parting:
         stage = current()
         assert stage is not None
         stage.has_loader = True
-        if jobs is None or grows() > 1:
+        # In an elastic run each worker makes whole batches: the rows of a lost one would be missing.
+        if jobs is None or grows() > 1 or stage.group.members is not None:
             return ""
         if stage.views.wants_slices():
             return "slice" if stage.rows.world == stage.group.world else ""  # else the whole batch is made, and cut

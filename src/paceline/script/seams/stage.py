@@ -226,7 +226,7 @@ class Stage:
             if self.rows.world == 1:
                 self._go_back(plain, losses, tensors, grad_tensors, rest)
             else:
-                work = (plain, losses, tensors, self.views.weigh(losses, grad_tensors), rest)
+                work = (plain, losses, tensors, grad_tensors, rest)
                 self.together.do(self._go_back, *work, undo=self._undo_backward, again=again)
             self._splits.count(self.rows.crossed > crossed or self.views.batch_is_cut)
         except PacelineError as error:
@@ -270,7 +270,7 @@ class Stage:
     def _go_back(
         self, plain: Callable[..., Any], losses: list[torch.Tensor], tensors: Any, grads: Any, rest: dict[str, Any]
     ) -> None:
-        plain(tensors, grads, **rest)
+        plain(tensors, self.views.weigh(losses, grads), **rest)
         met = self.pulse.collectives
         self.emit("after_backward", losses)
         if self.rows.world > 1:
