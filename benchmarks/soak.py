@@ -1,11 +1,15 @@
 """A long run whose workers are killed and frozen again and again: nothing is left behind, and no number changes.
 
     python benchmarks/soak.py --minutes 30
+    python benchmarks/soak.py --minutes 30 --hosts 2
 
 Four workers under `paceline run --elastic 1:4`; a fault comes every 30 s on average: a worker is killed (two of three
 times), or frozen for up to three seconds. Lost workers are replaced at the next commit. The printed lines, with the
 loss and the samples of every step, are compared with those of plain python. Descriptors, threads, memory and sockets of
 the launcher and its zygote, and the number of processes, are read every few seconds.
+
+With `--hosts`, the workers belong to so many agents on this machine, which are hosts to a run. One fault of six then
+kills an agent, and with it the host's workers; the host is taken back at a commit.
 
 Figures, 2 cores with a load of 5 to 40 from other work, `--minutes 15`: 69 minutes, 83 workers killed, 37 frozen, 79
 starts; all 18,000 lines as plain python prints them; 43 descriptors, 6 threads, 11 sockets and 369 MB in the first
@@ -58,10 +62,11 @@ while state.epoch < epochs:
 class Faults(threading.Thread):
     """Kills and freezes workers until the run has ended, and reads what its processes hold."""
 
-    def __init__(self, leader: int, every: float, seed: int) -> None:
+    def __init__(self, leader: int, every: float, seed: int, *, hosts: int) -> None:
         super().__init__(daemon=True)
         self._leader, self._every, self._chance = psutil.Process(leader), every, random.Random(seed)
-        self.killed = self.frozen = 0
+        self._hosts = hosts
+        self.killed = self.frozen = self.lost = 0
         self.seen: list[dict[str, int]] = []
 
     def run(self) -> None:
@@ -78,7 +83,7 @@ class Faults(threading.Thread):
                     return
 
     def _look(self) -> None:
-        tree = [self._leader, *self._leader.children()]
+        tree = [self._leader, *(child for child in self._leader.children(recursive=True) if not _is_worker(child))]
         self.seen.append(
             {
                 "descriptors": sum(each.num_fds() for each in tree),
@@ -90,9 +95,13 @@ class Faults(threading.Thread):
         )
 
     def _disturb(self) -> None:
-        workers = [child for child in self._leader.children(recursive=True) if child.ppid() != self._leader.pid]
-        victim = self._chance.choice(workers)
-        if self._chance.random() < 2 / 3:
+        children = self._leader.children(recursive=True)
+        workers, agents = list(filter(_is_worker, children)), list(filter(_is_agent, children))
+        victim, lot = self._chance.choice(workers), self._chance.random()
+        if self._hosts and lot > 5 / 6:
+            self._chance.choice(agents).kill()
+            self.lost += 1
+        elif lot < 2 / 3:
             victim.kill()
             self.killed += 1
         else:
@@ -102,11 +111,24 @@ class Faults(threading.Thread):
             self.frozen += 1
 
 
+def _is_agent(process: psutil.Process) -> bool:
+    return "paceline.launch.cluster.agent" in process.cmdline()
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    """Whether it was forked by a zygote, whose name it has then."""
+    parent = process.parent()
+    return parent is not None and parent.cmdline() == process.cmdline() and not _is_agent(process)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Disturb a long run, and look for what it leaves behind.")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--every", type=float, default=30, help="seconds between two faults, on average")
+    parser.add_argument(
+        "--hosts", type=int, default=0, choices=(0, 1, 2), help="agents that the workers belong to; 0: no agents"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     epochs = max(1, round(args.minutes * 60 / STEP / 100))
@@ -117,17 +139,20 @@ def main() -> None:
         plain = [sys.executable, "train.py", str(epochs), "0"]
         expected = subprocess.run(plain, cwd=folder, capture_output=True, text=True, check=True).stdout
         n = str(args.workers)
-        command = [*PACELINE, "run", "-n", n, "--elastic", f"1:{n}", "--oversubscribe", "--quiet"]
+        names = ["localhost", "127.0.0.1"][: args.hosts]
+        spec = ",".join(f"{name}:{args.workers // args.hosts}" for name in names)
+        where = ["--hosts", spec, "--save-every", "50"] if args.hosts else ["-n", n, "--oversubscribe"]
+        command = [*PACELINE, "run", *where, "--elastic", f"1:{n}", "--quiet"]
         begun = time.monotonic()
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
             run = subprocess.Popen([*command, "train.py", str(epochs), str(STEP)], cwd=folder, stdout=out, stderr=err)
-            faults = Faults(run.pid, args.every, args.seed)
+            faults = Faults(run.pid, args.every, args.seed, hosts=args.hosts)
             faults.start()
             code = run.wait()
         minutes = (time.monotonic() - begun) / 60
         printed, said = (folder / "out").read_text(), (folder / "err").read_text()
-    print(f"{minutes:.1f} minutes, exit code {code}; {faults.killed} workers killed, {faults.frozen} frozen; ", end="")
-    print(f"{said.count('starts again')} starts; {epochs * 100:,} steps")
+    print(f"{minutes:.1f} minutes, exit code {code}; {faults.killed} workers killed, {faults.frozen} frozen, ", end="")
+    print(f"{faults.lost} agents killed; {said.count('starts again')} starts; {epochs * 100:,} steps")
     print(f"lines as plain python prints them: {'all' if printed == expected else 'NO'} of {expected.count(chr(10)):,}")
     tenth = max(1, len(faults.seen) // 10)
     for what in faults.seen[0] if faults.seen else ():

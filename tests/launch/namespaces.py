@@ -46,17 +46,22 @@ class Hosts:
         line = ["ip", "netns", "exec", self.spaces[number], *command]
         return subprocess.run(line, capture_output=True, text=True, check=False)
 
+    def pids(self, number: int) -> list[int]:
+        """The processes in a host's namespace, but sshd's, the oldest first."""
+        line = ["ip", "netns", "pids", self.spaces[number]]
+        listed = map(int, subprocess.run(line, capture_output=True, text=True).stdout.split())
+        return sorted(pid for pid in listed if (words := _command(pid)) and "sshd" not in words)
+
     def processes(self) -> dict[str, list[str]]:
         """The command lines of all processes in the hosts' namespaces, but sshd's."""
-        found: dict[str, list[str]] = {}
-        for name, space in zip(self.names, self.spaces, strict=True):
-            listed = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split()
-            lines = []
-            for pid in listed:
-                with contextlib.suppress(OSError):
-                    lines.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip())
-            found[name] = [line for line in lines if line and "sshd" not in line]
-        return found
+        return {name: [_command(pid) for pid in self.pids(number)] for number, name in enumerate(self.names)}
+
+
+def _command(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    return ""
 
 
 def run(*words: str) -> None:

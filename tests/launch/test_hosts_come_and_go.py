@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -201,3 +205,82 @@ def test_an_unmodified_script_goes_on_without_a_host(
     plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
     assert "".join(first) + rest == plain.stdout
     assert (tmp_path / "end").exists()
+
+
+# Each step ends with a line in a file, some time after the last message to the other workers.
+WRITING = """
+import time, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+table = open("table.csv", "w")
+for step in range(200):
+    x = torch.randn(12, 6)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(0.05)
+    with open("log.txt", "a") as log:
+        log.write(f"{step}\\n")
+    table.write(f"{step},{loss.item():.9f}\\n")
+    print(step, f"{loss.item():.9f}", flush=True)
+table.close()
+"""
+HEARTBEAT = 10.0  # seconds of silence after which a host is lost
+SLOW = 3.0  # seconds that a busy machine may add
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_host_that_was_frozen_and_thawed_finds_that_it_is_out(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: int
+) -> None:
+    """The others go on soon; when it is thawed, it ends, prints nothing and writes to no file, though it shares the
+    disk."""
+    folders = [tmp_path / name for name in ("run", "plain")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "train.py").write_text(WRITING)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    two = ",".join(f"{name}:2" for name in hosts.names[:2])
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", two, "--ssh", hosts.ssh, "--elastic", "2", "--quiet"]
+    process = subprocess.Popen(
+        [*command, "train.py"], cwd=folders[0], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stopped: list[int] = []
+    try:
+        lines = [process.stdout.readline() for _ in range(20)]
+        stopped = hosts.pids(frozen)
+        assert len(stopped) >= 4  # agent, zygote, workers
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        at = time.monotonic()
+        said = process.stderr.readline()
+        lines += [process.stdout.readline() for _ in range(20)]  # of which some may have been on their way
+        took = time.monotonic() - at - 20 * 0.05
+        assert f"The host {hosts.names[frozen]}, with workers" in said
+        assert "the run goes on with 2 workers" in said
+        assert took < HEARTBEAT + 1.0 + SLOW
+        for pid in reversed(stopped):  # workers before their agent
+            os.kill(pid, signal.SIGCONT)
+        by = time.monotonic() + 20
+        while hosts.processes()[hosts.names[frozen]] and time.monotonic() < by:
+            time.sleep(0.05)
+        assert hosts.processes()[hosts.names[frozen]] == []
+        assert process.poll() is None  # it ended by itself, not with the run
+        rest, err = process.communicate(timeout=100)
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+    expected = subprocess.run([sys.executable, "train.py"], cwd=folders[1], capture_output=True, text=True, check=True)
+    assert "".join(lines) + rest == expected.stdout
+    for name in ("log.txt", "table.csv"):
+        assert (folders[0] / name).read_text() == (folders[1] / name).read_text()
