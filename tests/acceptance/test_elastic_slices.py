@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from plain import PlainPython
 from test_elastic import AT_A_PLACE, NONE
 from typist import Typist
 
@@ -75,10 +74,10 @@ def left(step, x, y):
 """
 
 
-def plain(folder: Path, left: str = "", *, layers: str = "", epochs: int = 2) -> str:
-    (folder / "plain.py").write_text(TRAIN.format(fault=NONE, left=left, layers=layers, epochs=epochs))
-    done = subprocess.run([sys.executable, "plain.py"], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
+def alone(plain: PlainPython, folder: Path, left: str = "") -> str:
+    """What plain Python prints."""
+    (folder / "plain.py").write_text(TRAIN.format(fault=NONE, left=left, layers="", epochs=2))
+    return plain.printed(folder, "plain.py")
 
 
 def numbers(text: str) -> list[list[float]]:
@@ -101,7 +100,7 @@ def disturbed(
     ("where", "place", "ranks", "times", "step"),
     [
         (HERE, "backward", [2], 3, 3),
-        (HERE, "forward", [0], 4, 4),
+        pytest.param(HERE, "forward", [0], 4, 4, marks=pytest.mark.slow),
         (HOSTS, "backward", [0], 3, 3),
         pytest.param(HERE, "loss", [1], 2, 2, marks=pytest.mark.slow),
         pytest.param(HERE, "loss", [0], 6, 6, marks=pytest.mark.slow),
@@ -117,10 +116,17 @@ def disturbed(
     ],
 )
 def test_a_lost_worker_takes_its_slice_of_one_step_along(
-    typist: Typist, tmp_path: Path, where: tuple[str, ...], place: str, ranks: list[int], times: int, step: int
+    typist: Typist,
+    plain: PlainPython,
+    tmp_path: Path,
+    where: tuple[str, ...],
+    place: str,
+    ranks: list[int],
+    times: int,
+    step: int,
 ) -> None:
     """All numbers are those of plain Python without these rows."""
-    expected = plain(tmp_path, MISSING.format(step=step, workers=4, ranks=ranks))
+    expected = alone(plain, tmp_path, MISSING.format(step=step, workers=4, ranks=ranks))
     printed, said = disturbed(typist, tmp_path, where, AT_A_PLACE.format(place=place, ranks=ranks, times=times))
     for found, wanted in zip(numbers(printed), numbers(expected), strict=True):
         if found[0] == step:  # the loss before the backward may have been read while all were there
@@ -151,10 +157,11 @@ def test_the_loss_curve_stays_within_tolerance(
     assert sum(losses[-5:]) / 5 == pytest.approx(last, abs=0.25 * undisturbed[0])
 
 
-def test_a_worker_lost_in_an_evaluation_takes_nothing_along(typist: Typist, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_worker_lost_in_an_evaluation_takes_nothing_along(typist: Typist, plain: PlainPython, tmp_path: Path) -> None:
     fault = AT_A_PLACE.format(place="forward", ranks=[1], times=6)  # five steps, then an evaluation
     printed, said = disturbed(typist, tmp_path, HERE, fault)
-    for found, wanted in zip(numbers(printed), numbers(plain(tmp_path)), strict=True):
+    for found, wanted in zip(numbers(printed), numbers(alone(plain, tmp_path)), strict=True):
         assert found == pytest.approx(wanted, rel=1e-6)
     assert "the run goes on with 3 workers" in said
     assert "is lost with its slice" not in said
