@@ -33,8 +33,9 @@ class Bench:
         if mod in self.failures:
             return Measured(name=name, mods=[], workers=1, status=Status.MEMORY, message=self.failures[mod])
         speed = 1.0
-        for mod in (*(mods or ()), *(f"{key}={value}" for key, value in changes.items())):
-            speed *= self.speeds[mod]
+        asked = (f"{key}={value}" for key, value in changes.items() if key not in ("enough", "steps"))
+        for applied in (*(mods or ()), *asked):
+            speed *= self.speeds[applied]
         drift = 1 + 0.01 * len(self.made)
         again = sum(made.rpartition(".r")[0] == mod for made, _, _ in self.made)
         factors = self.noise.get(mod, (1.0,))
@@ -162,3 +163,11 @@ def test_a_budget_that_ends_leaves_what_was_measured():
     assert not clear.tied
     assert "by the steps of one round" in clear.proof
     assert small.tied, "one round of 4 % is within the spread of its steps"
+
+
+def test_trials_of_loaders_are_longer():
+    bench = Bench({"loader=4": 2.0, "tf32": 1.2})
+    assert prove(bench, [finding("a", "loader=4"), finding("b", "tf32")])
+    told = {name: changes.get("enough", 0.0) for name, _, changes in bench.made}
+    assert told["loader=4.r1"] > 0
+    assert told["tf32.r1"] == told["baseline.r1"] == 0

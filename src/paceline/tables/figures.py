@@ -7,7 +7,8 @@ numbers: the launcher imports neither polars nor numpy for it.
 Steps that count are those after the warm-up, without evaluation between them and the step before (the script's own
 loop over its test set is part of no phase), and not under the profiler. Of these steps of the first rank, samples/s and
 step time are those of the median block: a few disturbed blocks change nothing, and samples/s times step time is the
-batch.
+batch. A loader with processes delivers in bursts, and may start its processes in every epoch: if a large part of the
+time is in such single long waits, which recur, no block is typical, and the figures are those of all steps together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress, pairwise
 from pathlib import Path
-from statistics import mode
+from statistics import median, mode
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILE = "figures.json"
-VERSION = 1  # of the way in which the figures are computed
+VERSION = 2  # of the way in which the figures are computed
 LARGEST = 1 << 20  # bytes of that file
+LONG_WAIT = 2.0  # times the usual step: a wait for input of this length is not the usual one
+RECURRING = 0.15  # share of the time in such waits from which on they count in full
 BLOCKS = 11  # blocks of consecutive steps; an odd number, so that the median is one of them
 FIELDS = ("step", "samples", "total", *PHASES, "split", "traced", "loss", "memory")
 
@@ -77,6 +80,9 @@ def figures(by_rank: Mapping[int, Columns]) -> Figures:
         speeds = [samples / seconds for _, samples, seconds in blocks]
         count, _, seconds = sorted(blocks, key=lambda each: (each[1] / each[2], -each[2] / each[0]))[len(blocks) // 2]
         step_time = seconds / count
+    speed = sorted(speeds)[len(speeds) // 2]
+    if recurring := _recurring_waits(settled[0]):
+        step_time, speed = recurring
     late = delays(counted, step_time, causes=False)
     losses = [loss for loss in first["loss"] if loss is not None]
     return Figures(
@@ -86,9 +92,9 @@ def figures(by_rank: Mapping[int, Columns]) -> Figures:
         warm_up=dropped,
         counted=len(mine["step"]),
         step_time=step_time,
-        samples_per_s=sorted(speeds)[len(speeds) // 2],
-        low=min(speeds),
-        high=max(speeds),
+        samples_per_s=speed,
+        low=min(*speeds, speed),
+        high=max(*speeds, speed),
         step=step | _parts(counted.values(), step_time) | {EVALUATION: _evaluation(settled)},
         spread=late[0].share if late else None,
         slowest=late[0] if late else None,
@@ -214,6 +220,21 @@ def _blocks(samples: Sequence[int], took: Sequence[float]) -> list[tuple[int, in
     edges = [len(took) * k // blocks for k in range(blocks + 1)] if blocks else []
     found = [(b - a, sum(samples[a:b]), sum(took[a:b])) for a, b in pairwise(edges)]
     return [block for block in found if block[2] > 0]
+
+
+def _recurring_waits(settled: Columns) -> tuple[float, float] | None:
+    """Seconds per step and samples/s of all settled steps together, if long waits for input recur; else None. Steps
+    after an evaluation count without it: they often begin an epoch, and wait for its first batch."""
+    plain = _kept(settled, [not traced for traced in settled["traced"]])
+    took, waits = _difference(plain["total"], plain[EVALUATION]), plain["data"]
+    if not took or sum(took) <= 0:
+        return None
+    usual = median(took)
+    long = [at for at, wait in enumerate(waits) if wait > LONG_WAIT * usual]
+    # In one third of the run alone, it was an accident.
+    if len({3 * at // len(took) for at in long}) < 2 or sum(waits[at] for at in long) < RECURRING * sum(took):
+        return None
+    return sum(took) / len(took), sum(plain["samples"]) / sum(took)
 
 
 def _parts(by_rank: Collection[Columns], step_time: float) -> dict[str, float]:

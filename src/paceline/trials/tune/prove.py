@@ -22,6 +22,8 @@ from paceline.trials.tune.noise import LEAST, mean
 
 SETTLED = 1.5  # seconds of steady steps after which a trial ends
 STEPS = 400  # most steps of a trial
+# A loader's processes deliver in bursts and may start in each epoch, so that a short trial depends on where it ends.
+LOADER_SETTLED, LOADER_STEPS = 3.0, 1600
 ROUNDS = 3
 BEATEN = 0.7  # of the speed of another mod for the same finding: a slower one is not measured again
 CLOSE = 1.5  # a prediction within this factor of the measured gain is good
@@ -100,6 +102,8 @@ class _Rounds:
     def measure(self, mod: str) -> None:
         trials = self.made.setdefault(mod, [])
         applied, changes = settings_of(together(self._mods, mod))
+        if name_of(mod) == "loader":
+            changes |= {"enough": LOADER_SETTLED, "steps": LOADER_STEPS}
         measured = self._bench.measure(f"{mod}.r{len(trials) + 1}", mods=applied, **changes)
         self._over = self._over or measured.status is Status.BUDGET
         if measured.ok:
