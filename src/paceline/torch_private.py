@@ -92,6 +92,18 @@ current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurren
 hooked_step: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.optim.Optimizer.profile_hook_step
 
 
+def own_grad(parameter: Any) -> Any:
+    """A tensor's gradient as it is. Its class would be asked, and would call what has taken the place of `.grad`, which
+    sums kept-back gradients: in the middle of a backward, in which workers do not meet."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return plain_grad.__get__(parameter)
+
+
+def set_own_grad(parameter: Any, grad: Any) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        plain_grad.__set__(parameter, grad)
+
+
 def unhooked_step(step: Any) -> Callable[..., Any]:
     """A class's step without the hooks that torch puts round it at the first optimizer of the class."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step

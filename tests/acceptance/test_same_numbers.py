@@ -35,7 +35,10 @@ ELASTIC = "elastic"
 MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "mesh(data=2,model=2)", "pipeline(stages=2)", ELASTIC}
 EVERY = 12  # of the scripts
 # Scripts of the default run under other strategies; they must not be refused, unless their headers say so.
-NAMED = {"sharded": ("hooks_at_first_call", "autograd_grad", "last_update_in_function")}
+NAMED = {
+    "sharded": ("hooks_at_first_call", "autograd_grad", "last_update_in_function"),
+    "mesh(data=2,model=2)": ("clip_value", "dropout_everywhere"),
+}
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
 
 

@@ -16,6 +16,28 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.comm.group import Group
 
 
+def accumulated() -> Any:
+    """Gradients of two backwards are added up in each step, and looked at in between from time to time. From the third
+    step on, workers send them once a step."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)).double()  # the last bias stays whole
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[Any] = []
+    for number in range(16):
+        x = torch.randn(4, 6, dtype=torch.float64)
+        model(x).square().mean().backward()
+        if number % 3 == 0:
+            seen.append([p.grad.norm().item() for p in model.parameters() if p.grad is not None])
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*seen, saved(model.state_dict())]
+
+
+def test_accumulated_gradients_are_those_of_one_process_on_two_axes(pool: Pools) -> None:
+    check(pool, "mesh(data=2,model=2)", accumulated)
+
+
 @pytest.mark.parametrize("apart", ["chunk", "split", "unflatten", "whole"])
 def test_a_fused_layer_is_taken_apart_in_many_ways(pool: Pools, apart: str) -> None:
     check(pool, "mesh(data=1,model=2)", taken_apart, apart)

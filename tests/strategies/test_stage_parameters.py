@@ -179,6 +179,27 @@ def test_unusual_models_give_the_numbers_of_plain_python(pool: Any, name: str) -
         compare(found, expected)
 
 
+def accumulated() -> list[Any]:
+    """Gradients of two backwards are added up in each step, and looked at in between from time to time."""
+    model = deep(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[Any] = []
+    for number in range(12):
+        model(torch.randn(4, WIDTH, dtype=torch.float64)).square().mean().backward()
+        if number % 3 == 0:
+            seen.append([p.grad.norm().item() for p in model.parameters() if p.grad is not None])
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [*seen, saved(model.state_dict())]
+
+
+def test_accumulated_gradients_are_those_of_one_process(pool: Any) -> None:
+    expected = accumulated()
+    for found in pool(4).run(in_stages, {"stages": 2}, accumulated):
+        compare(found, expected)
+
+
 def differ(group: Group, how: str) -> str:
     model = deep(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

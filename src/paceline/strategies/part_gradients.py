@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.strategies.mirrored import Mirrored
-from paceline.torch_private import plain_grad
+from paceline.torch_private import own_grad, set_own_grad
 
 
 class PartGradients(Mirrored):
@@ -67,7 +67,8 @@ class PartGradients(Mirrored):
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
         super().after_backward(losses)
-        self._take_over()
+        if not self._accumulation.kept_back:
+            self._take_over()
 
     def _sum_kept_back(self) -> None:
         super()._sum_kept_back()
@@ -75,7 +76,7 @@ class PartGradients(Mirrored):
 
     def _show(self, parameter: Any, stand_in: nn.Parameter) -> None:
         """The stand-in has the gradient of the parameter's part: the same object if it lies in a bucket."""
-        grad: Any = plain_grad.__get__(parameter)
+        grad = own_grad(parameter)
         if grad is None:
             stand_in.grad = None
             return
@@ -89,6 +90,6 @@ class PartGradients(Mirrored):
         for parameter, stand_in in self._stand_ins.items():
             if stand_in.grad is None:
                 continue
-            grad: Any = plain_grad.__get__(parameter)
+            grad = own_grad(parameter)
             if grad is None or self._part_of_grad(grad, parameter).data_ptr() != stand_in.grad.data_ptr():
-                plain_grad.__set__(parameter, self._grad_of(stand_in.grad, parameter))
+                set_own_grad(parameter, self._grad_of(stand_in.grad, parameter))
