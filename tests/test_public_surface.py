@@ -85,6 +85,7 @@ def test_the_seams_are_those_of_the_design() -> None:
         "before_backward",
         "after_backward",
         "backward_raised",
+        "on_membership",
         "backward_again",
         "before_step",
         "after_step",

@@ -81,7 +81,16 @@ def here(place):
         if times == {times}:
             os.kill(os.getpid(), signal.SIGKILL)
 """
-# … in its collective of this number, before, in the middle of, or after telling the others.
+# Notes who was lost, at the seam on_membership.
+NOTED = """
+from paceline.script.seams.api import current
+class Noting:
+    def on_membership(self, change):
+        with open("membership.txt", "a") as file:
+            print(change.lost, change.left, change.rank, file=file)
+current().subscribe(Noting())
+"""
+# A worker kills itself in its collective of this number, before, in the middle of, or after telling the others.
 IN_A_COLLECTIVE = """
 from paceline.comm.memory import shm_rendezvous, signals
 from paceline.settings import of_this_process
@@ -135,7 +144,9 @@ def check(
 def test_a_killed_worker_changes_no_number(
     typist: Typist, tmp_path: Path, undisturbed: str, place: str, rank: int, times: int
 ) -> None:
-    check(typist, tmp_path, AT_A_PLACE.format(place=place, ranks=[rank], times=times), undisturbed)
+    check(typist, tmp_path, AT_A_PLACE.format(place=place, ranks=[rank], times=times) + NOTED, undisturbed)
+    left = tuple(other for other in range(3) if other != rank)
+    assert (tmp_path / "membership.txt").read_text() == f"({rank},) {left} 0\n"
 
 
 def test_the_last_worker_goes_on_alone(typist: Typist, tmp_path: Path, undisturbed: str) -> None:

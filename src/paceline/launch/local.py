@@ -189,7 +189,7 @@ def _check_elastic(run: RunSettings) -> None:
 def excluded(run: RunSettings) -> list[str]:
     """The options of this run with which workers cannot go on without a lost one."""
     others = {
-        "--strategy": run.strategy != "mirrored",
+        "--strategy": strategies.parse(run.strategy).entry.membership != "shrink",
         "--as": run.launch_as not in (None, "horovod"),  # a Horovod script has an elastic state of its own
         "--backend": run.backend != "auto",
         "--compression": run.compression != "none",

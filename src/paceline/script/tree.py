@@ -71,6 +71,12 @@ def first_tensor(value: Any, seen: set[int] | None = None) -> torch.Tensor | Non
     return None
 
 
+def is_on_meta(value: Any) -> bool:
+    """Whether the first tensor is on the meta device, and has a shape and no numbers."""
+    first = first_tensor(value)
+    return first is not None and first.device.type == "meta"  # `is_meta` would gather own rows
+
+
 def rebuild(value: Any, new_leaves: Iterator[Any]) -> Any:
     """The same nest with its leaves taken from `new_leaves`, in order."""
     return replace(value, lambda _: next(new_leaves))

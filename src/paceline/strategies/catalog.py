@@ -27,6 +27,8 @@ class StrategyEntry:
     summary: str
     numbers: Literal["same", "other"] = "same"
     lockstep: bool = True  # False: a worker other than rank 0 may fail, and the others go on
+    # What becomes of an elastic run that loses a worker: the others do its work, or the run cannot be elastic.
+    membership: Literal["shrink", "abort", "ignore"] = "abort"
     arguments: Mapping[str, Value | tuple[str, ...]] = field(default_factory=dict)  # defaults; a tuple: the choices
     workers: Callable[[Mapping[str, Value]], int | None] = lambda arguments: None  # how many it needs; None: any number
     multiple: Callable[[Mapping[str, Value]], int] = lambda arguments: 1  # of this number
@@ -43,12 +45,19 @@ def _of_server(given: Mapping[str, Value]) -> tuple[str, str]:
     return "", ""
 
 
+def _beside_data(given: Mapping[str, Value]) -> int:
+    """The workers of a mesh that have the same rows, or parts of one copy of the model."""
+    return int(given["model"]) * int(given["shard"]) * int(given["pipe"])
+
+
 def _of_mesh(given: Mapping[str, Value]) -> tuple[str, str]:
-    both = given["shard"] != 1 and (given["model"] != 1 or given["layout"] or given["dimensions"])
-    if both or not given["shard"] or not given["model"]:
+    tensor = given["model"] != 1 or given["layout"] or given["dimensions"]
+    several = sum(map(bool, (tensor, given["shard"] != 1, given["pipe"] != 1))) > 1
+    if several or not given["shard"] or not given["model"] or not given["pipe"]:
         return (
-            "a mesh has the axis model, with a layout, or the axis shard, each with at least one worker",
-            '--strategy "mesh(data=2,shard=2)", or "mesh(data=2,model=2)"',
+            "beside data, a mesh has the axis model, with a layout, or the axis shard, or the axis pipe, with at least "
+            "one worker each",
+            '--strategy "mesh(data=2,shard=2)", "mesh(data=2,model=2)" or "mesh(data=2,pipe=2)"',
         )
     return "", ""
 
@@ -66,6 +75,7 @@ CATALOG = {
             name="mirrored",
             home="mirrored:Mirrored",
             summary="every worker holds the whole model; gradients are averaged after every backward",
+            membership="shrink",
         ),
         StrategyEntry(
             name="zero1",
@@ -83,6 +93,7 @@ CATALOG = {
             summary="parameters on servers; each worker trains on its own batches, at its own pace",
             numbers="other",
             lockstep=False,
+            membership="ignore",
             arguments={
                 "staleness": 4.0,
                 "servers": 1,
@@ -112,10 +123,10 @@ CATALOG = {
             name="mesh",
             home="mesh.mesh:Mesh",
             summary="rows over the axis data; parts of each layer over model (tensor parallelism), or of each copy of "
-            "the parameters over shard",
-            arguments={"data": 0, "model": 1, "shard": 1, "layout": "", "dimensions": ""},
-            workers=lambda given: int(given["data"]) * int(given["model"]) * int(given["shard"]) or None,
-            multiple=lambda given: int(given["model"]) * int(given["shard"]),
+            "the parameters over shard, or stages of a pipeline over pipe",
+            arguments={"data": 0, "model": 1, "shard": 1, "pipe": 1, "layout": "", "dimensions": ""},
+            workers=lambda given: int(given["data"]) * _beside_data(given) or None,
+            multiple=lambda given: _beside_data(given),
             conflict=_of_mesh,
         ),
         StrategyEntry(

@@ -10,6 +10,7 @@ seam by having a method of its name; `instrument` connects the seams of an unmod
     before_forward(module), after_forward(module)       around the outermost call of a module that has parameters
     before_backward(losses), after_backward(losses)     around an outermost backward
     backward_raised()            instead of after_backward: the backward raised, on every worker
+    on_membership(change)        workers were lost, and the others go on (an elastic run): see `membership`
     backward_again()             a worker was lost in the backward, which begins anew without it
     before_step(optimizer), after_step(optimizer)       around an optimizer's step
     on_save(target)              torch.save is about to write
@@ -46,6 +47,7 @@ from paceline.errors import PacelineError
 from paceline.script import tree
 from paceline.script.rows.gradients import own_of, whole_of
 from paceline.script.rows.tensor import make_plain
+from paceline.script.seams import membership
 from paceline.script.seams.split_count import SplitCount
 from paceline.script.seams.strategy import Strategy
 from paceline.script.slicing import crossings
@@ -64,6 +66,7 @@ SEAMS = (
     "before_backward",
     "after_backward",
     "backward_raised",
+    "on_membership",
     "backward_again",
     "before_step",
     "after_step",
@@ -114,6 +117,7 @@ class Stage:
         # Per seam and plain call, that call inside all its wrappers.
         self._wrapped: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
         self.subscribe(self.views)
+        membership.follow(self)
         self._splits = SplitCount(self)
 
     def subscribe(self, listener: object) -> None:
@@ -154,7 +158,7 @@ class Stage:
         """The outermost call of a module that has parameters."""
         if self.group.world > 1 and is_transformed():
             return self._call_transformed(plain, module, args, kwargs)
-        if self.group.world > 1 and _finds_shapes(args, kwargs):
+        if self.group.world > 1 and tree.is_on_meta((args, kwargs)):
             with self.inside():  # there are no numbers to split or compare
                 return plain(module, *args, **kwargs)
         learning = torch.is_grad_enabled() and module.training
@@ -379,12 +383,6 @@ class Stage:
         if not self.aside:
             self._splits.end()
         self.emit("on_end")
-
-
-def _finds_shapes(args: Any, kwargs: Any) -> bool:
-    """Whether a call is made on the meta device, which has shapes and no numbers."""
-    first = tree.first_tensor((args, kwargs))
-    return first is not None and first.device.type == "meta"  # `is_meta` would gather own rows
 
 
 def call_site() -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from paceline.comm.axes import Axes
+from paceline.script.seams.membership import Membership
 
 
 class Strategy:
@@ -55,6 +56,12 @@ class Strategy:
 
     def on_enough(self) -> None:
         """The run ends before the script does, after the same step on all workers."""
+
+    def on_membership(self, change: Membership) -> None:
+        """Workers were lost, and the others go on without them (an elastic run): rank, number of workers and who
+        computes which rows are new. Only under a strategy whose entry in the catalog says "shrink"; under the others
+        the run ends, or the lost worker is ignored. Every worker that is left calls it, without collectives: the work
+        in which the worker was lost is not done again yet."""
 
     def told(self) -> dict[str, Any] | None:
         """What the strategy has tuned, for the record; None if nothing."""

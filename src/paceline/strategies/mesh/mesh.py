@@ -2,7 +2,7 @@
 
     paceline run -n 4 --strategy "mesh(data=2,model=2)" train.py
 
-The axis shard, in place of model, is in `hybrid`.
+The axis shard, in place of model, is in `hybrid`; the axis pipe, in place of model, is a `Pipeline` with replicas.
 
 A layout says which dimensions of the parameters are split over the axis model: a matrix product is computed in parts,
 and summed over the axis where the split dimension is the contracted one. The layout changes time and memory, never
@@ -47,6 +47,7 @@ from paceline.strategies.mesh.sharded_parameter import (
 from paceline.strategies.mesh.split_output import SplitOutput, make_plain
 from paceline.strategies.owned.comparison import compare_arguments, compare_options
 from paceline.strategies.part_gradients import PartGradients
+from paceline.strategies.pipeline import Pipeline
 from paceline.torch_private import is_any_true, is_compiled, plain_data, uncompiled
 from paceline.units import size
 
@@ -60,20 +61,24 @@ class Mesh(PartGradients):
     name = "mesh"
     whole_models = False
 
-    def __new__(cls, data: int = 0, model: int = 1, shard: int = 1, layout: str = "", dimensions: str = "") -> Any:
-        """With the axis shard: a `ShardedMesh`."""
-        if shard == 1:
+    def __new__(
+        cls, data: int = 0, model: int = 1, shard: int = 1, pipe: int = 1, layout: str = "", dimensions: str = ""
+    ) -> Any:
+        """With the axis shard: a `ShardedMesh`. With the axis pipe: a `Pipeline`."""
+        if shard == pipe == 1:
             return super().__new__(cls)
-        if model != 1 or layout or dimensions or shard < 1:
+        if model != 1 or layout or dimensions or shard < 1 or pipe < 1 or (shard > 1 and pipe > 1):
             raise UsageError(
-                f"mesh(model={model},shard={shard}) is not possible: a mesh has the axis model, with a layout, or the "
-                "axis shard.",
-                advice='Type: --strategy "mesh(data=2,shard=2)", or "mesh(data=2,model=2)"',
+                f"mesh(model={model},shard={shard},pipe={pipe}) is not possible: beside data, a mesh has the axis "
+                "model, with a layout, or the axis shard, or the axis pipe.",
+                advice='Type: --strategy "mesh(data=2,shard=2)", "mesh(data=2,model=2)" or "mesh(data=2,pipe=2)"',
             )
-        return ShardedMesh(data, shard)
+        return ShardedMesh(data, shard) if shard > 1 else Pipeline(stages=pipe, data=data)
 
-    def __init__(self, data: int = 0, model: int = 1, shard: int = 1, layout: str = "", dimensions: str = "") -> None:
-        """`data`, `model` and `shard`: the number of workers on each axis; data=0: as many as there are. `layout`:
+    def __init__(
+        self, data: int = 0, model: int = 1, shard: int = 1, pipe: int = 1, layout: str = "", dimensions: str = ""
+    ) -> None:
+        """`data`, `model`, `shard` and `pipe`: the workers on each axis; data=0: as many as there are. `layout`:
         rules dimension:axis, with semicolons between them. `dimensions`: names for dimensions of parameters, as
         "pattern: name, name", with semicolons between them."""
         super().__init__()
