@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 import zmq
-from zmq.utils.monitor import recv_monitor_message
+
+from paceline.comm.network.connections import Connections
 
 _HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
 _LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest
@@ -55,8 +56,7 @@ class Letters:
         self._over: tuple[int, int] = (0, -1)  # the latest collective and phase whose letters were all collected
         self._to: dict[int, tuple[Any, bytes]] = {}  # the socket to each peer, and the peer's token
         self._sent: dict[int, list[list[Any]]] = {peer: [] for peer in self.peers}  # what may have to be sent again
-        self._links: dict[int, Any] = {}  # tells of each new connection to a peer
-        self._connected: set[int] = set()  # peers that were connected once
+        self._connections: dict[int, Connections] = {}  # to each peer
         try:
             store.set(f"letters{rank}", f"tcp://{address}:{port} {public.decode()} {self._token}")
             for peer in self.peers:
@@ -68,7 +68,7 @@ class Letters:
                 socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
                 socket.setsockopt(zmq.SNDHWM, 0)
                 socket.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED)
-                self._links[peer] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                self._connections[peer] = Connections(socket)
                 socket.connect(place)
         except BaseException:
             self.close()
@@ -108,9 +108,9 @@ class Letters:
 
     def close(self, *, linger: int = 0) -> None:
         """With `linger`, waits so many milliseconds for what was sent last."""
-        for socket, _ in self._to.values():
-            socket.disable_monitor()
-        for socket in (self._inbox, *self._links.values(), *(socket for socket, _ in self._to.values())):
+        for connection in self._connections.values():
+            connection.close()
+        for socket in (self._inbox, *(socket for socket, _ in self._to.values())):
             socket.close(linger=linger)
         self._sent.clear()
         self._context.term()
@@ -124,13 +124,9 @@ class Letters:
 
     def _send_again(self) -> None:
         """Letters to peers to which there is a new connection: those on their way may be lost with the old one."""
-        for peer, link in self._links.items():
-            while link.poll(0):
-                recv_monitor_message(link)
-                if peer in self._connected:
-                    for letter in self._sent[peer]:
-                        self._send(peer, letter)
-                self._connected.add(peer)
+        for peer, connection in self._connections.items():
+            for letter in self._sent[peer] if connection.were_renewed() else ():
+                self._send(peer, letter)
 
     def _take(self) -> None:
         token, head, call, *data = self._inbox.recv_multipart(copy=False)

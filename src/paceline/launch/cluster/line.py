@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from typing import Any
 
@@ -9,8 +10,10 @@ import msgspec
 import zmq
 
 from paceline.comm.link import messages as say
+from paceline.comm.network.connections import Connections
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import connect_all
+from paceline.launch.cluster.sequence import Sequence
 from paceline.launch.store import Value, Values
 from paceline.settings import ssh_client
 
@@ -29,25 +32,40 @@ class Line:
         self._boot = boot
         self.address = _reachable(boot)
         self._context = zmq.Context()
-        self.socket = dealer(self._context, boot, boot.port, self.address)
-        self._decoder = msgspec.msgpack.Decoder(wire.ToAgent)
+        self.socket, self._connections = dealer(self._context, boot, boot.port, self.address)
+        self._sequence: Sequence[wire.FromAgent] = Sequence()
+        self._decoder = msgspec.msgpack.Decoder(wire.Order)
 
     def send(self, message: wire.FromAgent) -> None:
-        self.socket.send(msgspec.msgpack.encode(wire.Envelope(self._boot.token, self._boot.number, message)))
+        self._send_again()
+        self._send(message, self._sequence.add(message))
 
     def receive(self) -> list[wire.ToAgent]:
         """All messages that have arrived; never waits."""
         found: list[wire.ToAgent] = []
         while True:
             try:
-                found.append(self._decoder.decode(self.socket.recv(zmq.NOBLOCK)))
+                order = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
             except zmq.Again:
+                self._send_again()
                 return found
+            if self._sequence.accepts(order.place, order.heard):
+                found.append(order.message)
 
     def close(self) -> None:
         """Sends what is left; waits 5 s at most."""
+        self._connections.close()
         self.socket.close(linger=5000)
         self._context.term()
+
+    def _send(self, message: wire.FromAgent, place: int) -> None:
+        envelope = wire.Envelope(self._boot.token, self._boot.number, message, place, self._sequence.heard)
+        self.socket.send(msgspec.msgpack.encode(envelope))
+
+    def _send_again(self) -> None:
+        """What the controller may not have heard, if the connection was made anew."""
+        for place, message in self._sequence.unheard() if self._connections.were_renewed() else ():
+            self._send(message, place)
 
 
 class PassedOn:
@@ -55,10 +73,10 @@ class PassedOn:
     controller for everything else. Called from one thread, that of the link server."""
 
     def __init__(self, boot: wire.Boot, address: str) -> None:
-        self._token, self._here = boot.token, Values()
+        self._token, self._me, self._here = boot.token, secrets.token_hex(8), Values()
         self._context = zmq.Context()
-        self._socket = dealer(self._context, boot, boot.store_port, address)
-        self._decoder = msgspec.msgpack.Decoder(say.Told)
+        self._socket, self._connections = dealer(self._context, boot, boot.store_port, address)
+        self._decoder, self._asked = msgspec.msgpack.Decoder(wire.StoreTold), 0
         self._over = threading.Event()
 
     def do(self, ask: say.Ask, came: list[int]) -> tuple[Value, list[int]]:
@@ -70,23 +88,31 @@ class PassedOn:
                 return value, descriptors
         if isinstance(ask, say.Delete) and self._here.do(ask, [])[0]:
             return 1, []
-        self._socket.send(msgspec.msgpack.encode(wire.StoreAsk(self._token, ask)))
-        while not self._socket.poll(200):
-            if self._over.is_set():
+        self._asked += 1
+        question = msgspec.msgpack.encode(wire.StoreAsk(self._token, self._me, self._asked, ask))
+        self._socket.send(question)
+        while True:
+            if self._socket.poll(200):
+                answer = self._decoder.decode(self._socket.recv())
+                if answer.place == self._asked:
+                    return answer.told.value, []
+            elif self._over.is_set():
                 raise EOFError
-        return self._decoder.decode(self._socket.recv()).value, []
+            if self._connections.were_renewed():
+                self._socket.send(question)
 
     def stop(self) -> None:
         """From now on a request that waits for the controller fails."""
         self._over.set()
 
     def close(self) -> None:
+        self._connections.close()
         self._socket.close(linger=0)
         self._context.term()
         self._here.close()
 
 
-def dealer(context: Any, boot: wire.Boot, port: int, address: str) -> Any:
+def dealer(context: Any, boot: wire.Boot, port: int, address: str) -> tuple[Any, Connections]:
     """A socket to the controller."""
     socket = context.socket(zmq.DEALER)
     public, secret = zmq.curve_keypair()
@@ -96,8 +122,9 @@ def dealer(context: Any, boot: wire.Boot, port: int, address: str) -> Any:
     socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
+    connections = Connections(socket)
     socket.connect(f"tcp://{address}:{port}")
-    return socket
+    return socket, connections
 
 
 def _reachable(boot: wire.Boot) -> str:

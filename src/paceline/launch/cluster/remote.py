@@ -21,6 +21,7 @@ from paceline.launch import messages
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.backend import Handle
 from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.sequence import Sequence as Talk
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
 from paceline.launch.store import Values
@@ -41,6 +42,7 @@ class Agents:
         self.socket, self.port = self._listen(secret)
         self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
         self._peers: dict[int, bytes] = {}
+        self._sequences = [Talk[wire.ToAgent]() for _ in range(count)]
         self._decoder = msgspec.msgpack.Decoder(wire.Envelope)
         self._values, self._lock = Values(), threading.Lock()
         store, self.store_port = self._listen(secret)
@@ -62,13 +64,25 @@ class Agents:
             except msgspec.DecodeError:
                 continue
             if self._is_ours(envelope.token) and 0 <= envelope.number < len(self.inboxes):
-                self._peers[envelope.number] = peer
-                self.inboxes[envelope.number].append(envelope.message)
+                self._take(peer, envelope)
 
     def send(self, number: int, message: wire.ToAgent) -> None:
         """Sends a message to an agent, if it has said something before."""
-        if (peer := self._peers.get(number)) is not None:
-            self.socket.send_multipart([peer, msgspec.msgpack.encode(message)])
+        if number in self._peers:
+            self._send(number, message, self._sequences[number].add(message))
+
+    def _send(self, number: int, message: wire.ToAgent, place: int) -> None:
+        order = wire.Order(message, place, self._sequences[number].heard)
+        self.socket.send_multipart([self._peers[number], msgspec.msgpack.encode(order)])
+
+    def _take(self, peer: bytes, envelope: wire.Envelope) -> None:
+        number, sequence = envelope.number, self._sequences[envelope.number]
+        known = self._peers.get(number, peer)
+        self._peers[number] = peer
+        if sequence.accepts(envelope.place, envelope.heard):
+            self.inboxes[number].append(envelope.message)
+        for place, message in sequence.unheard() if known != peer else ():  # over a new connection
+            self._send(number, message, place)
 
     def put(self, key: str, value: bytes) -> None:
         """Sets a key of the workers' store. Any thread may call it."""
@@ -98,6 +112,7 @@ class Agents:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._over, zmq.POLLIN)
+        answered: dict[str, tuple[int, bytes]] = {}  # the last request of each agent, and its answer
         while self._over not in dict(poller.poll()):
             try:
                 peer, body = socket.recv_multipart()
@@ -105,9 +120,12 @@ class Agents:
             except (ValueError, msgspec.DecodeError):
                 continue
             if self._is_ours(asked.token):
-                with self._lock:
-                    value, _ = self._values.do(asked.ask, [])
-                socket.send_multipart([peer, msgspec.msgpack.encode(say.Told(value))])
+                if asked.place != answered.get(asked.agent, (0, b""))[0]:
+                    with self._lock:
+                        value, _ = self._values.do(asked.ask, [])
+                    body = msgspec.msgpack.encode(wire.StoreTold(asked.place, say.Told(value)))
+                    answered[asked.agent] = asked.place, body
+                socket.send_multipart([peer, answered[asked.agent][1]])
         socket.close(linger=0)
 
 

@@ -1,7 +1,8 @@
 """The messages between the controller of a run and its agents, one on each host.
 
 They travel over ZeroMQ, encrypted with keys made for the run; every message from an agent carries the run's token. They
-are msgpack: decoding yields data and never runs code.
+are msgpack: decoding yields data and never runs code. They are numbered, and what is lost with a broken connection is
+sent again (`sequence.py`).
 """
 
 from __future__ import annotations
@@ -140,13 +141,25 @@ class Envelope(msgspec.Struct, frozen=True):
     token: str
     number: int  # of the host
     message: FromAgent
+    place: int  # of this message among those of the agent
+    heard: int  # of the controller's last message that came
 
 
 class StoreAsk(msgspec.Struct, frozen=True):
-    """A worker's request to the store of the run, passed on by its agent."""
+    """A worker's request to the store of the run, passed on by its agent. One that comes twice is answered twice and
+    done once."""
 
     token: str
+    agent: str  # its own name for itself
+    place: int  # of this request among those of the agent
     ask: store.Ask
+
+
+class StoreTold(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    place: int
+    told: store.Told
 
 
 # --- controller → agent
@@ -198,3 +211,11 @@ class End(msgspec.Struct, tag=True, frozen=True):
 
 
 ToAgent = Listen | Connect | Begin | Signal | Where | Alive | End
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Around every message to an agent."""
+
+    message: ToAgent
+    place: int  # of this message among those of the controller
+    heard: int  # of the agent's last message that came
