@@ -38,6 +38,8 @@ def worker(links: LinkServer, path: Path, turn: Callable[[Members, int], None]) 
         try:
             for ours in links._ours.values():
                 ours.close()
+            for end in (links._over, links._end):
+                os.close(end)
             members = Members(LinkStore(LinkSocket(os.dup(links.ends[1].fileno()))), 1, 2)
             thaw.watch(members)
             while True:

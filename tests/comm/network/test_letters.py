@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from relay import Relay
 
 from paceline.comm.network.letters import Letters
 
 DATA, DONE = 0, 2
 ROUNDS = 6
-RESET = struct.pack("ii", 1, 0)  # a socket that is closed with it sends a reset
 
 
 class Board:
@@ -52,46 +48,6 @@ class Led(Board):
         place, rest = self._board.get(key).decode().split(" ", 1)
         self._relay.target = int(place.rpartition(":")[2])
         return f"tcp://127.0.0.1:{self._relay.port} {rest}".encode()
-
-
-class Relay:
-    """Passes bytes on; the next that come after `break_off` are lost, and the connection with them."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port, self.target, self.broken = self._listener.getsockname()[1], 0, 0
-        self._breaks, self._over = False, threading.Event()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def break_off(self) -> None:
-        self._breaks = True
-
-    def close(self) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(20)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._over.is_set():
-            if select.select([self._listener], [], [], 0.02)[0]:
-                self._threads.append(threading.Thread(target=self._pass_on, args=(self._listener.accept()[0],)))
-                self._threads[-1].start()
-
-    def _pass_on(self, sender: socket.socket) -> None:
-        with contextlib.suppress(OSError), sender, socket.create_connection(("127.0.0.1", self.target)) as receiver:
-            other = {sender: receiver, receiver: sender}
-            while not self._over.is_set():
-                for ready in select.select([sender, receiver], [], [], 0.02)[0]:
-                    if not (data := ready.recv(65536)):
-                        return
-                    if self._breaks and ready is sender:
-                        self._breaks, self.broken = False, self.broken + 1
-                        for end in (sender, receiver):
-                            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                        return
-                    other[ready].sendall(data)
 
 
 @pytest.fixture
