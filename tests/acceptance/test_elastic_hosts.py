@@ -6,11 +6,9 @@ tests/launch/test_hosts_come_and_go.py.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +23,6 @@ from typist import Typist
 pytestmark = pytest.mark.timeout(200)
 HOSTS = "localhost:2,127.0.0.1:2"
 STEPS = 120
-PIDFD_GETFD = 438  # the system call
 LONG = f"""
 import torch
 from torch import nn
@@ -158,50 +155,6 @@ def test_connections_that_break_change_no_number(typist: Typist, plain: PlainPyt
     assert "goes on with" not in done.stderr
     (record,) = (tmp_path / "paceline-runs").iterdir()
     assert int((record / "log.rank1.txt").read_text().split()[-2]) > 8  # connections were broken
-
-
-def break_connections(process: psutil.Process) -> int:
-    """Shuts all TCP connections of another process. Returns their number."""
-    watched, broken = os.pidfd_open(process.pid), 0
-    for connection in process.net_connections("tcp4"):
-        if connection.status == psutil.CONN_ESTABLISHED:
-            taken = ctypes.CDLL(None).syscall(PIDFD_GETFD, watched, connection.fd, 0)
-            if taken < 0:
-                pytest.skip("the descriptors of another process cannot be had here")
-            with socket.socket(fileno=taken) as found:
-                found.shutdown(socket.SHUT_RDWR)
-                broken += 1
-    os.close(watched)
-    return broken
-
-
-@pytest.mark.slow
-def test_connections_of_agents_that_break_lose_nothing(plain: PlainPython, tmp_path: Path) -> None:
-    """Those to the controller: output, records and requests to the store."""
-    (tmp_path / "train.py").write_text(LONG)
-    command = [sys.executable, "-m", "paceline", "run", "--hosts", HOSTS, "--elastic", "2", "--quiet", "train.py"]
-    broken = 0
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        assert run.stderr is not None
-        printed = [run.stdout.readline() for _ in range(10)]
-        agents = [
-            child
-            for child in psutil.Process(run.pid).children(recursive=True)
-            if "paceline.launch.cluster.agent" in child.cmdline()
-        ]
-        for number in range(10):
-            broken += break_connections(agents[number % 2])
-            printed += [run.stdout.readline() for _ in range(8)]
-        printed += run.stdout.readlines()
-        said = run.stderr.read()
-    assert run.returncode == 0, said
-    assert said == ""  # no host, and no worker, was lost
-    assert broken > 10
-    assert "".join(printed) == alone(plain, tmp_path, LONG)
-    (record,) = (tmp_path / "paceline-runs").iterdir()
-    for rank in range(4):
-        assert len((record / f"steps.rank{rank}.jsonl").read_text().splitlines()) == STEPS
 
 
 @pytest.mark.slow
