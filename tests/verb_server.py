@@ -7,12 +7,19 @@ or with its exit code, a line each. What must be seen of a whole process (its de
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
 
-from paceline.cli.app import command_line
+# What verbs import when they need it: once here, not once a command line.
+import matplotlib.figure  # noqa: F401
+import polars  # noqa: F401
+import pydantic  # noqa: F401 - typer looks for its types
+import typer
+
+from paceline.cli.app import app, command_line
 from paceline.cli.horovodrun import main as horovodrun
 from paceline.launch import Zygote
 
@@ -64,6 +71,8 @@ def typed(order: dict[str, object], zygote: Zygote) -> int:
 
 if __name__ == "__main__":
     zygote = Lent.start()
+    typer.main.get_command(app)
+    gc.freeze()
     zygote.receive()  # until it has imported torch
     serve(zygote)
     Zygote.close(zygote)

@@ -23,6 +23,7 @@ import math
 import re
 import shlex
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "scripts"
@@ -70,6 +71,7 @@ def read(path: Path) -> Script:
     return script
 
 
+@cache
 def scripts() -> list[Script]:
     return [read(path) for path in sorted(FOLDER.glob("*.py"))]
 

@@ -191,6 +191,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         taken = [*cases(), *(case for strategy in OTHERS for case in cases_under(strategy, EVERY))]
     chosen = set(CHOSEN.read_text().split())
     chosen |= {case.name for case in taken if case.is_named}
+    if metafunc.config.option.markexpr == "not slow":  # a thousand cases that are made, and taken out again
+        taken = [case for case in taken if case.name in chosen]
     marks = {case.name: [] if case.name in chosen else [pytest.mark.slow] for case in taken}
     metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks[case.name]) for case in taken])
 

@@ -161,6 +161,7 @@ def made(kind: Any, **settings: Any) -> tuple[nn.Module, Any]:
     return model, kind(pl.no_decay(model), lr=0.05, weight_decay=0.01, **settings)
 
 
+@pytest.mark.crossed("capturable")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("capturable", [False, True])
 def test_a_run_that_is_resumed_goes_on_exactly(kind: Any, capturable: bool) -> None:

@@ -57,7 +57,8 @@ def trained(group: Group, mods: list[str], batch: str = "keep", how: str = "SGD"
 
 
 @pytest.mark.parametrize(
-    ("workers", "how"), [(2, "SGD"), (2, "Adam"), (8, "SGD"), pytest.param(8, "Adam", marks=pytest.mark.slow)]
+    ("workers", "how"),
+    [(2, "SGD"), (2, "Adam"), *(pytest.param(8, how, marks=pytest.mark.slow) for how in ("SGD", "Adam"))],
 )
 def test_real_workers_and_emulated_ones_give_the_same_losses(pool: Any, workers: int, how: str) -> None:
     real = pool(workers).run(trained, ["bn=local"], "scale", how)
@@ -70,7 +71,7 @@ def test_real_workers_and_emulated_ones_give_the_same_losses(pool: Any, workers:
         assert losses == pytest.approx(found, rel=2e-4)
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_in_micro_batches(parts: int) -> None:
     whole, *_ = trained(lone_group(), ["emulate=4"])
     found, *_ = trained(lone_group(), ["emulate=4", f"accumulate={parts}"])

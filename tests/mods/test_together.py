@@ -86,7 +86,7 @@ def test_all_of_them_at_once(pool: Any, inputs: str, workers: int) -> None:
         assert losses == pytest.approx(by_hand, rel=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["precision=bf16", "precision=fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("precision=bf16", marks=pytest.mark.slow), "precision=fp16"])
 def test_all_of_them_in_less_precision(pool: Any, precision: str) -> None:
     by_hand = trained(lone_group(), [], size=12)
     for losses in pool(2).run(trained, [precision, *EXACT, "resident"]):

@@ -17,9 +17,15 @@ TABBABLE = """() => [...document.querySelectorAll('a[href], button, input, summa
     && !each.closest('details:not([open]) > :not(summary)')).map((each) => each.outerHTML.slice(0, 80))"""
 
 
+def few_tab_stops(page):
+    found = page.evaluate(TABBABLE)
+    assert len(found) < FEW, found
+
+
 @pytest.mark.parametrize("page_of", ["run", "ranks", "iterations", "devices"])
-def test_every_chart_has_words_and_a_table(visit, page_of):
+def test_every_chart_has_words_and_a_table_and_there_is_no_wall_of_tab_stops(visit, page_of):
     page = visit.open(f"/{page_of}/{TRAIN}")
+    few_tab_stops(page)
     charts = page.locator(".chart")
     assert charts.count() > 0
     for number in range(charts.count()):
@@ -34,6 +40,37 @@ def test_every_chart_has_words_and_a_table(visit, page_of):
         assert rows.first.locator("th, td").count() == heads >= 2
 
 
+def test_series_differ_by_more_than_their_colour(visit):
+    page = visit.stay(f"/devices/{TRAIN}")
+    marks = page.evaluate(
+        "() => [...document.querySelector('.chart').querySelectorAll('.series svg path:last-child')]"
+        ".map((each) => each.getAttribute('d'))"
+    )
+    assert len(set(marks)) == len(marks) >= 4, "every line has a shape of its own"
+    page = visit.open(f"/iterations/{TRAIN}")
+    fills = page.evaluate(
+        "() => [...document.querySelectorAll('.bars')].map((bars) => {"
+        '  const id = /url\\("?#(.*?)"?\\)/.exec(bars.style.fill);'
+        "  return id ? document.getElementById(id[1]).querySelector('path').getAttribute('d') : ''; })"
+    )
+    assert len(fills) >= 5
+    assert len(set(fills)) == len(fills), "every part of a step has a texture of its own"
+
+
+def test_the_legend_hides_and_shows_a_series_by_keys(visit):
+    page = visit.stay(f"/iterations/{TRAIN}")
+    card = page.locator(".chart", has=page.locator(".bars")).first
+    buttons = card.locator(".series button")
+    before = card.locator(".bars").count()
+    buttons.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert card.locator(".series button").nth(1).get_attribute("aria-pressed") == "false"
+    assert card.locator(".bars").count() == before - 1
+    page.keyboard.press("Enter")
+    assert card.locator(".bars").count() == before
+
+
 def test_the_table_of_a_chart_has_its_numbers(visit):
     page = visit.open(f"/run/{TRAIN}")
     card = page.locator("#chart-loss")
@@ -45,23 +82,6 @@ def test_the_table_of_a_chart_has_its_numbers(visit):
     first = rows.first.locator("th, td").all_inner_texts()
     assert first[0] == str(drawn["x"][0])
     assert float(first[1]) == pytest.approx(drawn["y"][0], rel=1e-3)
-
-
-def test_series_differ_by_more_than_their_colour(visit):
-    page = visit.open(f"/iterations/{TRAIN}")
-    fills = page.evaluate(
-        "() => [...document.querySelectorAll('.bars')].map((bars) => {"
-        '  const id = /url\\("?#(.*?)"?\\)/.exec(bars.style.fill);'
-        "  return id ? document.getElementById(id[1]).querySelector('path').getAttribute('d') : ''; })"
-    )
-    assert len(fills) >= 5
-    assert len(set(fills)) == len(fills), "every part of a step has a texture of its own"
-    page = visit.open(f"/devices/{TRAIN}")
-    marks = page.evaluate(
-        "() => [...document.querySelector('.chart').querySelectorAll('.series svg path:last-child')]"
-        ".map((each) => each.getAttribute('d'))"
-    )
-    assert len(set(marks)) == len(marks) >= 4, "every line has a shape of its own"
 
 
 def test_parts_of_a_bar_and_tones_are_written(visit):
@@ -79,11 +99,9 @@ def test_parts_of_a_bar_and_tones_are_written(visit):
     assert {"communication", "copy", "sync", "gap"} <= set(textures)
 
 
-@pytest.mark.parametrize("page_of", ["", "run", "ranks", "iterations", "timeline", "ops", "devices"])
+@pytest.mark.parametrize("page_of", ["", "timeline", "ops"])
 def test_there_is_no_wall_of_tab_stops(visit, page_of):
-    page = visit.open(f"/{page_of}/{TRAIN}" if page_of else "/")
-    found = page.evaluate(TABBABLE)
-    assert len(found) < FEW, found
+    few_tab_stops(visit.open(f"/{page_of}/{TRAIN}" if page_of else "/"))
 
 
 def test_arrow_keys_lead_through_a_group_of_numbers(visit):
@@ -95,20 +113,6 @@ def test_arrow_keys_lead_through_a_group_of_numbers(visit):
     assert page.locator(".tip").is_visible()
     page.keyboard.press("Tab")
     assert tiles.nth(2).evaluate("each => each !== document.activeElement"), "Tab leaves the group"
-
-
-def test_the_legend_hides_and_shows_a_series_by_keys(visit):
-    page = visit.open(f"/iterations/{TRAIN}")
-    card = page.locator(".chart", has=page.locator(".bars")).first
-    buttons = card.locator(".series button")
-    before = card.locator(".bars").count()
-    buttons.first.focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    assert card.locator(".series button").nth(1).get_attribute("aria-pressed") == "false"
-    assert card.locator(".bars").count() == before - 1
-    page.keyboard.press("Enter")
-    assert card.locator(".bars").count() == before
 
 
 def test_a_drag_on_a_chart_zooms_and_a_button_shows_all(visit):
@@ -129,7 +133,14 @@ def test_a_drag_on_a_chart_zooms_and_a_button_shows_all(visit):
     assert re.search(r"step \d+\nloss: [\d.]+", page.locator(".tip").inner_text())
 
 
-@pytest.mark.parametrize("path", ["/", f"/run/{TRAIN}", f"/timeline/{TRAIN}", f"/ranks/{TRAIN}"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(f"/run/{TRAIN}", f"/timeline/{TRAIN}"),
+        # The same styles and scripts.
+        *(pytest.param(path, marks=pytest.mark.slow) for path in ("/", f"/ranks/{TRAIN}")),
+    ],
+)
 def test_the_first_page_is_light(browser, served, path):
     context = browser.new_context()
     context.set_extra_http_headers({"Authorization": f"Bearer {TOKEN}"})

@@ -40,12 +40,24 @@ def visit(browser, root) -> Iterator[Visit]:
 
 @pytest.mark.parametrize("name", [*VERBS, *SPECIAL])
 def test_every_page_of_every_verbs_record_can_be_read(visit, root, name):
-    library = Library(root)
-    shown = [kind.key for kind in pages_of(library.open(name))]
+    shown = pages(root, name)
     assert shown[0] == "run"
-    if name in SPECIAL:  # its other pages are those of the plain run
-        shown = ["run", *(key for key in shown if key not in {kind.key for kind in pages_of(library.open("run"))})]
-    for key in shown:
+    if name in ("run", *SPECIAL):  # its other pages are those of the profile
+        shown = ["run", *(key for key in shown if key not in pages(root, "profile"))]
+    read(visit, name, shown)
+
+
+@pytest.mark.slow
+def test_every_page_of_a_run_without_a_profile_can_be_read(visit, root):
+    read(visit, "run", pages(root, "run"))
+
+
+def pages(root: Path, name: str) -> list[str]:
+    return [kind.key for kind in pages_of(Library(root).open(name))]
+
+
+def read(visit: Visit, name: str, keys: list[str]) -> None:
+    for key in keys:
         visit.complaints.clear()
         page = visit.open(f"/{key}/{name}")
         assert visit.complaints == [], f"{key}: the browser complains"

@@ -16,7 +16,9 @@ import pytest
 from nsight_export import write_nsight
 from view_browser import Visit
 from view_records import trace
+from view_server import Served
 
+from paceline.view.records.adopted import adopt
 from paceline.view.server.export import export
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -48,16 +50,25 @@ def viewed(*files: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 @contextmanager
-def opened(browser, *files: Path) -> Iterator[tuple[Visit, list[str]]]:
-    with viewed(*files) as (url, left):
-        page = browser.new_page()
-        visit = Visit(page, url.partition("/timeline")[0])
-        page.goto(url)
-        page.wait_for_function("() => document.querySelector('.timeline[data-ready]')")
-        yield visit, left
-        assert visit.complaints == []
-        page.close()
-    assert left == [], "nothing stays behind"
+def adopted(*files: Path) -> Iterator[str]:
+    """The same from this process, which has imported what reads traces. Gives the address."""
+    root = files[0].parent / "records"
+    root.mkdir()
+    name = adopt(files, root)
+    served = Served(root)
+    yield served.first.replace("/?", f"/timeline/{name}?")
+    served.close()
+
+
+@contextmanager
+def opened(browser, url: str) -> Iterator[Visit]:
+    page = browser.new_page()
+    visit = Visit(page, url.partition("/timeline")[0])
+    page.goto(url)
+    page.wait_for_function("() => document.querySelector('.timeline[data-ready]')")
+    yield visit
+    assert visit.complaints == []
+    page.close()
 
 
 def test_a_trace_of_torch_opens_with_its_time_line(browser, tmp_path):
@@ -68,7 +79,7 @@ def test_a_trace_of_torch_opens_with_its_time_line(browser, tmp_path):
             profiler.step()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress((tmp_path / "trace.json").read_bytes()))
-    with opened(browser, tmp_path / "trace.json.gz") as (visit, _):
+    with viewed(tmp_path / "trace.json.gz") as (url, left), opened(browser, url) as visit:
         page = visit.page
         assert page.locator(".of").inner_text() == "trace.json.gz"
         assert "aten::relu" in page.evaluate(f"{SPANS}.names")
@@ -77,18 +88,19 @@ def test_a_trace_of_torch_opens_with_its_time_line(browser, tmp_path):
         assert "aten::relu" in page.locator("#grid-ops").inner_text()
         page.go_back()
         visit.check()
+    assert left == [], "nothing stays behind"
 
 
 def test_several_files_are_several_ranks(browser, tmp_path):
     files = [trace(rank, 2).write(tmp_path / f"rank{rank}.json") for rank in range(2)]
-    with opened(browser, *files) as (visit, _):
+    with adopted(*files) as url, opened(browser, url) as visit:
         assert visit.page.evaluate(f"[...new Set({SPANS}.tracks.map((track) => track.rank))]") == [0, 1]
         assert visit.page.evaluate(f"{SPANS}.link_kind.includes(1)"), "arrows between the ranks"
 
 
 def test_an_export_of_nsight_systems_opens(browser, tmp_path):
     path = write_nsight(tmp_path / "report.sqlite", [trace(0, 2), trace(1, 2, late=1.4)])
-    with opened(browser, path) as (visit, _):
+    with adopted(path) as url, opened(browser, url) as visit:
         page = visit.page
         labels = page.evaluate(f"{SPANS}.tracks.map((track) => `${{track.rank}} ${{track.label}}`)")
         assert labels == [
@@ -114,7 +126,7 @@ def test_a_trace_of_another_program_opens(browser, tmp_path):
         {"ph": "E", "pid": 1, "tid": 2, "ts": 130},
     ]
     (tmp_path / "chrome.json").write_text(json.dumps(events))
-    with opened(browser, tmp_path / "chrome.json") as (visit, _):
+    with adopted(tmp_path / "chrome.json") as url, opened(browser, url) as visit:
         page = visit.page
         assert page.evaluate(f"{SPANS}.names") == ["frame", "paint <b>"]
         assert page.evaluate(f"{SPANS}.tracks[0].label") == "browser · main"
@@ -125,8 +137,6 @@ def test_a_trace_of_another_program_opens(browser, tmp_path):
 
 
 def test_a_trace_becomes_a_report(tmp_path):
-    from paceline.view.records.adopted import adopt
-
     path = trace(0, 1).write(tmp_path / "trace.json.gz")
     (tmp_path / "records").mkdir()
     name = adopt([path], tmp_path / "records")

@@ -55,6 +55,10 @@ class Visit:
         )
         return self.page
 
+    def stay(self, address: str) -> Any:
+        """The page that is open already, where it is this one: for tests that find it as any other has left it."""
+        return self.page if self.page.url == self.base + address else self.open(address)
+
     def check(self) -> None:
         """That the page is whole, valid and no wider than a screen, or a phone."""
         page = self.page
