@@ -38,6 +38,7 @@ EVERY = 12  # of the scripts
 NAMED = {
     "sharded": ("hooks_at_first_call", "autograd_grad", "last_update_in_function"),
     "mesh(data=2,model=2)": ("clip_value", "dropout_everywhere"),
+    "pipeline(stages=2)": ("inference_mode", "pruning"),
 }
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
 

@@ -200,6 +200,28 @@ def test_accumulated_gradients_are_those_of_one_process(pool: Any) -> None:
         compare(found, expected)
 
 
+def evaluates_first() -> list[Any]:
+    model = deep(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(6, WIDTH, dtype=torch.float64)
+    seen: list[Any] = []
+    for _ in range(3):
+        model.eval()
+        with torch.inference_mode():
+            seen += [model(x).sum().item(), model[0].weight.detach().sum().item()]
+        model.train()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return [*seen, saved(model.state_dict())]
+
+
+def test_an_evaluation_in_inference_mode_comes_first(pool: Any) -> None:
+    expected = evaluates_first()
+    for found in pool(2).run(in_stages, {}, evaluates_first):
+        compare(found, expected)
+
+
 def differ(group: Group, how: str) -> str:
     model = deep(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -166,6 +166,7 @@ class Pipeline(StageParts):
         if self.stage.group.world == 1:
             return plain(module, *args, **kwargs)
         given = (args, kwargs)
+        self.holding.gather(list(module.buffers()), ())  # a mask that the script has made of a stage's weight
         model = self._models.get(module)
         if model is not None and not are_same(model.parts, parts_of(module)):  # the script has replaced some
             model = self._models.pop(module) and None

@@ -12,7 +12,7 @@ from paceline.imports import after_import
 from paceline.script.seams.stage import Stage
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
-from paceline.strategies.pipelined.stage_tensor import StageTensor, whole
+from paceline.strategies.pipelined.stage_tensor import StageTensor, assign_whole_data, whole
 
 
 class StageParts(PartGradients):
@@ -23,6 +23,7 @@ class StageParts(PartGradients):
     def on_stage(self, stage: Stage) -> None:
         super().on_stage(stage)
         after_import("safetensors.torch", self._save_whole)
+        assign_whole_data()
 
     def full(self, part: Any) -> Any:
         if isinstance(part, nn.Module):

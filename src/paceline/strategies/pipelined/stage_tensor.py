@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,14 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.torch_private import disabled_torch_function, make_wrapper_subclass, swap_tensor_impl, writes_to
+from paceline.script.patches import patch
+from paceline.torch_private import (
+    disabled_torch_function,
+    make_wrapper_subclass,
+    plain_data,
+    swap_tensor_impl,
+    writes_to,
+)
 
 META = torch.device("meta")
 WHAT = "the parameters of a stage"
@@ -103,14 +111,15 @@ class Team:
         self, value: torch.Tensor | None, like: torch.Tensor, owner: int, device: Any, *, requires_grad: bool = False
     ) -> StageTensor:
         """A tensor with this value on its owner, and the shape, strides and type of `like`."""
-        made: StageTensor = make_wrapper_subclass(
-            StageTensor,
-            like.shape,
-            strides=like.stride(),
-            dtype=like.dtype,
-            device=device,
-            requires_grad=requires_grad,
-        )
+        with torch.inference_mode(False):  # a view of a parameter outlasts an evaluation
+            made: StageTensor = make_wrapper_subclass(
+                StageTensor,
+                like.shape,
+                strides=like.stride(),
+                dtype=like.dtype,
+                device=device,
+                requires_grad=requires_grad,
+            )
         made.value = value if owner == self.group.rank else None
         made.owner, made.team, made.leaf = owner, self, None
         return made
@@ -130,7 +139,9 @@ class Team:
         """The module has whole, plain parameters meanwhile, on every worker. Every worker of the pipeline calls it."""
         own = [p for p in module.parameters() if isinstance(p, StageTensor)]
         wholes = self.gather(own)
-        with _in_place_of(module, {id(p): nn.Parameter(wholes[id(p)], p.requires_grad) for p in own}):
+        with torch.inference_mode(False):
+            plain = {id(p): nn.Parameter(wholes[id(p)], p.requires_grad) for p in own}
+        with _in_place_of(module, plain):
             yield
 
     def owned(self, plain: torch.Tensor, owner: int) -> StageTensor:
@@ -209,6 +220,8 @@ class Team:
         ]
         return None if found[0] is None else [one[0] for one in found]
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def gather(self, tensors: Sequence[StageTensor]) -> dict[int, torch.Tensor]:
         """The whole tensors, plain, by id. Every worker of the pipeline calls it; waits for all."""
         wholes: dict[int, torch.Tensor] = {}
@@ -240,7 +253,8 @@ def leaf_of(parameter: torch.Tensor) -> torch.Tensor:
     if not isinstance(parameter, StageTensor) or parameter.value is None:
         return parameter
     if parameter.leaf is None:
-        parameter.leaf = nn.Parameter(parameter.value, parameter.requires_grad)
+        with torch.inference_mode(False):
+            parameter.leaf = nn.Parameter(parameter.value, parameter.requires_grad)
     return parameter.leaf.requires_grad_(parameter.requires_grad)
 
 
@@ -255,7 +269,7 @@ def give(parameter: nn.Parameter, owner: int, team: Team) -> None:
 
 
 def take_back(parameters: Sequence[Any]) -> None:
-    """These objects become plain parameters again, on every worker. Every worker of the pipeline calls it."""
+    """These objects become plain parameters or buffers again. Every worker of the pipeline calls it."""
     if not parameters:
         return
     team = parameters[0].team
@@ -263,8 +277,21 @@ def take_back(parameters: Sequence[Any]) -> None:
     wholes = team.gather([*parameters, *grads])
     for parameter in parameters:
         grad, parameter.grad = parameter.grad, None
-        _exchange(parameter, nn.Parameter(wholes[id(parameter)], parameter.requires_grad))
+        plain = wholes[id(parameter)]
+        is_parameter = isinstance(parameter, nn.Parameter)
+        _exchange(parameter, nn.Parameter(plain, parameter.requires_grad) if is_parameter else plain)
         parameter.grad = wholes.get(id(grad), grad)
+
+
+@cache
+def assign_whole_data() -> None:
+    """From now on a plain tensor whose `.data` is set to a stage's tensor gets the whole one: torch would take over the
+    memory that such a tensor does not have."""
+
+    def assign(target: torch.Tensor, value: torch.Tensor) -> None:
+        plain_data.__set__(target, whole(value))
+
+    patch(torch.Tensor, "data", property(plain_data.__get__, assign))
 
 
 @contextmanager
