@@ -62,10 +62,9 @@ while state.epoch < epochs:
 class Faults(threading.Thread):
     """Kills and freezes workers until the run has ended, and reads what its processes hold."""
 
-    def __init__(self, leader: int, every: float, seed: int, *, hosts: int) -> None:
+    def __init__(self, leader: int, every: float, seed: int) -> None:
         super().__init__(daemon=True)
         self._leader, self._every, self._chance = psutil.Process(leader), every, random.Random(seed)
-        self._hosts = hosts
         self.killed = self.frozen = self.lost = 0
         self.seen: list[dict[str, int]] = []
 
@@ -97,9 +96,14 @@ class Faults(threading.Thread):
     def _disturb(self) -> None:
         children = self._leader.children(recursive=True)
         workers, agents = list(filter(_is_worker, children)), list(filter(_is_agent, children))
+        if len(workers) < 2:
+            return  # the run starts again
         victim, lot = self._chance.choice(workers), self._chance.random()
-        if self._hosts and lot > 5 / 6:
-            self._chance.choice(agents).kill()
+        if len(agents) > 1 and lot > 5 / 6:
+            agent = self._chance.choice(agents)
+            if all(agent in worker.parents() for worker in workers):
+                return
+            agent.kill()
             self.lost += 1
         elif lot < 2 / 3:
             victim.kill()
@@ -146,7 +150,7 @@ def main() -> None:
         begun = time.monotonic()
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
             run = subprocess.Popen([*command, "train.py", str(epochs), str(STEP)], cwd=folder, stdout=out, stderr=err)
-            faults = Faults(run.pid, args.every, args.seed, hosts=args.hosts)
+            faults = Faults(run.pid, args.every, args.seed)
             faults.start()
             code = run.wait()
         minutes = (time.monotonic() - begun) / 60

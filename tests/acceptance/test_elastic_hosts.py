@@ -20,6 +20,8 @@ from test_elastic import AT_A_PLACE, NONE, TRAIN
 from test_lasting_runs import TRAIN as LASTING
 from typist import Typist
 
+from paceline.settings import RunSettings
+
 pytestmark = pytest.mark.timeout(200)
 HOSTS = "localhost:2,127.0.0.1:2"
 STEPS = 120
@@ -91,7 +93,7 @@ def post(*args, plain=Letters.post, **kwargs):
     return plain(*args, **kwargs)
 Letters.post = post
 """
-MOMENTS = {"place": 30, "letter": 1400}  # that each worker comes to, at least
+MOMENTS = {"place": 30, "letter": 1100}  # that each worker comes to, at least
 
 
 def moment(seed: int) -> tuple[int, str, int]:
@@ -113,6 +115,21 @@ def test_a_worker_killed_at_a_random_moment_changes_no_number(
     assert done.stdout == expected
     assert f"Worker {rank} was killed by SIGKILL (signal 9); the run goes on with 3 workers" in done.stderr
     assert (tmp_path / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
+
+
+@pytest.mark.parametrize("where", [("-n", "3"), pytest.param(("--hosts", HOSTS), marks=pytest.mark.slow)])
+def test_a_worker_killed_between_a_large_output_and_its_loss(
+    typist: Typist, plain: PlainPython, tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    """In other runs such an output stays sharded up to the loss."""
+    script = TRAIN.replace("nn.Linear(96, 10)", "nn.Linear(96, 2000)")
+    assert RunSettings(script="").gather_below < 20 * 2000 * 8
+    expected = alone(plain, tmp_path, script.format(fault=NONE))
+    (tmp_path / "train.py").write_text(script.format(fault=AT_A_PLACE.format(place="loss", ranks=[1], times=3)))
+    done = typist.type(tmp_path, "run", *where, "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    assert done.stderr.count("the run goes on with") == 1
 
 
 # Two workers break all their connections to others, again and again.
