@@ -91,6 +91,36 @@ def test_a_trace_of_torch_opens_with_its_time_line(browser, tmp_path):
     assert left == [], "nothing stays behind"
 
 
+def test_a_trace_of_the_tensorboard_handler_opens_compressed_as_it_is(browser, tmp_path):
+    """As people take it: with a schedule, shapes, memory and stacks."""
+    import torch
+    from torch.profiler import ProfilerActivity, schedule, tensorboard_trace_handler
+
+    model = torch.nn.Linear(8, 4)
+    ready = tensorboard_trace_handler(str(tmp_path), worker_name="w0", use_gzip=True)
+    asked = {"record_shapes": True, "profile_memory": True, "with_stack": True, "on_trace_ready": ready}
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU], schedule=schedule(wait=1, warmup=1, active=3, repeat=1), **asked
+    ) as profiler:
+        for _ in range(6):
+            with torch.profiler.record_function("my part"):
+                model(torch.randn(4, 8)).sum().backward()
+            profiler.step()
+    (path,) = tmp_path.glob("w0.*.pt.trace.json.gz")
+    assert path.read_bytes()[:2] == bytes((0x1F, 0x8B)), "gzip"
+    with opened(browser, path) as (visit, _):
+        page = visit.page
+        page.wait_for_function("() => document.querySelector('.timeline[data-ready]')")
+        assert page.get_by_role("link", name="all 3").count() == 1
+        names = page.evaluate("() => document.querySelector('.timeline').tools.spans.names")
+        assert {"my part", "aten::addmm"} <= set(names)
+        for link in ("Memory", "Ops"):
+            page.get_by_role("link", name=link, exact=True).click()
+            page.wait_for_function(f"() => document.title.startsWith('{link}')")
+            assert page.locator("tbody tr, .chart").count() > 0
+        assert visit.complaints == []
+
+
 def test_several_files_are_several_ranks(browser, tmp_path):
     files = [trace(rank, 2).write(tmp_path / f"rank{rank}.json") for rank in range(2)]
     with adopted(*files) as url, opened(browser, url) as visit:
