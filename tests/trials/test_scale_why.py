@@ -141,6 +141,7 @@ def test_more_than_perfect_is_gained():
     assert told.sentence.startswith(
         "2 workers reach 122 %: 2.4 points go to communication; they gain 24.4 points in comp"
     )
+    assert "The largest cause" not in told.sentence, "more than perfect needs no advice"
 
 
 def test_steps_with_evaluation_are_not_typical_unless_all_are():

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 
+import msgspec
 import pytest
+from rich.console import Console
 from verb_records import make_converge
+from view_records import make_tune
 
+from paceline.cli.tables.tune import show_final
 from paceline.trials.bandwidth.verdict import CollectiveRate
 from paceline.trials.bandwidth.verdict import Verdict as Bandwidth
 from paceline.trials.core.same_numbers import SameNumbers
 from paceline.trials.scale.series import Point as Scaled
 from paceline.trials.scale.series import Verdict as Scaling
 from paceline.trials.sweep.search import Ceiling, Point, Verdict, ties, unsteady
+from paceline.trials.tune.verdict import Final, Reason, Row, Speed
+from paceline.trials.tune.verdict import Verdict as Tuned
 from paceline.view.pages.series.bandwidth import measuring
 from paceline.view.pages.series.scale import scaling
 from paceline.view.pages.series.sweep import sweeping
@@ -77,3 +84,30 @@ def test_a_converge_whose_seeds_overlap_names_no_best(tmp_path, client_of, tied)
     assert (">highest mean<" in page) is tied
     assert (">best technique<" in page) is not tied
     assert ("lamb, naive: a tie, accuracy 73.5 %" in runs) is tied, "the list names them all"
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("not confirmed: the budget ended", "the budget ended before that could be repeated"),
+        ("not confirmed by the last check (1.01×)", "the last check did not repeat that"),
+    ],
+)
+def test_a_tune_that_confirms_nothing_says_why_on_the_terminal_the_page_and_the_list(tmp_path, client_of, reason, why):
+    """A search that was cut short has made no last check, and there may be something to gain."""
+    row = Row(mod="resident", before=976.0, after=1375.0, gain=1.41, code=Reason.NOT_CONFIRMED, reason=reason)
+    verdict = Tuned(
+        baseline=Speed(samples_per_s=989.0, low=950.0, high=1010.0, batch=64, memory=0, step={}, trials=3),
+        mods=[row], cut_short=True,
+        final=Final(mods=[], samples_per_s=989.0, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0),
+    )  # fmt: skip
+    told = f"o confirmed gain: resident gained 1.41× in a first trial, and {why}"
+    shown = io.StringIO()
+    show_final(Console(file=shown, width=200), verdict)
+    assert told in shown.getvalue()
+    folder = make_tune(tmp_path / "tune")
+    (folder / "verdict.json").write_bytes(msgspec.json.encode(verdict))
+    page, runs = (client_of(tmp_path).get(path).text for path in ("/run/tune", "/"))
+    assert told in page
+    assert "Nothing to gain" not in page
+    assert "no confirmed gain" in runs

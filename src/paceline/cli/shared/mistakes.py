@@ -145,13 +145,32 @@ def _declared(command: Any, name: str) -> tuple[Any, float | None, float | None]
     return kind, getattr(about, "min", None), getattr(about, "max", None)
 
 
+# Words that people know from other programs.
+MEANT = {
+    "compare": "Runs are compared in a browser: type paceline view, tick two or more runs, and press Compare.",
+    "help": "For the commands, type: paceline --help",
+    "version": "Type: paceline --version",
+    **dict.fromkeys(("list", "ls", "ps", "history", "log", "logs"), "For the records, type: paceline runs"),
+    **dict.fromkeys(("rm", "delete", "remove", "clean"), "To delete records, type: paceline runs delete NAME"),
+    **dict.fromkeys(("ui", "web", "serve", "dashboard", "board", "open", "show"), "For the pages, type: paceline view"),
+    **dict.fromkeys(("train", "launch", "start", "exec", "torchrun"), "Type: paceline run -n 2 train.py"),
+    **dict.fromkeys(("trace", "prof"), "Type: paceline profile train.py"),
+    **dict.fromkeys(("bench", "benchmark", "speed"), "Type: paceline scale -n 1,2,4 train.py"),
+    **dict.fromkeys(("optimize", "optimise", "autotune"), "Type: paceline tune train.py"),
+    **dict.fromkeys(("check", "info", "env"), "Type: paceline doctor"),
+}
+
+
 def _other(message: str, command: Any, verb: str, words: Sequence[str]) -> UsageError:
     """A command that does not exist, or words that no argument takes."""
     names = list(getattr(command, "commands", {}))
     word = next((word for word in words if not word.startswith("-")), "")
     if names and word and word not in names:
         near = difflib.get_close_matches(word, names, n=1)
-        if near:
+        meant = MEANT.get(word.lower()) if verb == "paceline" else None
+        if meant is not None:
+            advice = meant
+        elif near:
             advice = f"Did you mean: {verb} {near[0]}?"
         elif verb == "paceline" and is_script(word):
             advice = f"To run a script, type: paceline run {word}"

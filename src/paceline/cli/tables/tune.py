@@ -62,10 +62,8 @@ def show_final(console: Console, verdict: Verdict) -> None:
     final = verdict.final
     if final is None or verdict.baseline is None:
         return
-    if not final.mods and any(row.code is Reason.NOT_CONFIRMED for row in verdict.mods):
-        console.print(
-            "no confirmed gain: the last check did not repeat the measured gains", style="bold", soft_wrap=True
-        )
+    if verdict.unconfirmed:
+        console.print(verdict.unconfirmed, style="bold", soft_wrap=True)
         return
     if not final.mods:
         console.print(

@@ -161,7 +161,7 @@ def _sentence(why: Why, setting: ScaleSetting, base: ScaleSetting, *, weak: bool
         points = [f"{-why.lost[cause] * 100:.1f} {'points ' * (cause == gains[0])}in {cause}" for cause in gains]
         told.append(f"they gain {_listed(points)}")
     text = f"{text}: {'; '.join(told)}."
-    if losses:
+    if losses and sum(why.lost.values()) > 0:  # more than perfect needs no advice
         text += f" The largest cause is {losses[0]}: {_advice(losses[0], why, setting, base, weak=weak)}."
     return text
 

@@ -100,6 +100,19 @@ class Verdict(msgspec.Struct, kw_only=True):
     problem_code: Problem | None = None
     interrupted: bool = False
 
+    @property
+    def unconfirmed(self) -> str:
+        """The result in words, if mods gained in a first trial, and none is kept; else empty."""
+        doubted = [row for row in self.mods if row.code is Reason.NOT_CONFIRMED]
+        if self.final is None or self.final.mods or not doubted:
+            return ""
+        best = max(doubted, key=lambda row: row.gain or 0.0)
+        seen = f"{best.mod} gained {best.gain:.2f}× in a first trial, and " if best.gain else ""
+        ended = any(words in best.reason for words in ("budget ended", "no time"))
+        return f"no confirmed gain: {seen}" + (
+            "the budget ended before that could be repeated" if ended else "the last check did not repeat that"
+        )
+
 
 def speed(trials: list[Measured]) -> Speed | None:
     """The throughput over the trials of one set; None if none succeeded."""

@@ -71,7 +71,10 @@ def _tune(folder: Folder) -> str:
     gain = _number(final.get("gain"))
     if gain is None:
         return str(verdict.get("problem") or "")
-    return f"{gain:.3g}× faster" if final.get("mods") else "nothing to gain"
+    if final.get("mods"):
+        return f"{gain:.3g}× faster"
+    doubted = any(row.get("code") == "not confirmed" for row in _rows(verdict, "mods"))
+    return "no confirmed gain" if doubted else "nothing to gain"
 
 
 def _sweep(folder: Folder) -> str:

@@ -117,6 +117,14 @@ def _run_it_so(verdict: Verdict, record: Opened) -> list[Block]:
     final = verdict.final
     if final is None:
         return []
+    if verdict.unconfirmed:
+        return [
+            Note(
+                text=f"{verdict.unconfirmed[:1].upper()}{verdict.unconfirmed[1:]}.",
+                tone="warn",
+                advice="Allow more time: --budget 15m",
+            )
+        ]
     if not final.mods:
         text = (
             f"Nothing to gain: no mod gains more than the noise of this machine ({percent(verdict.noise)} per trial)."
