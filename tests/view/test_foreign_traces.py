@@ -108,7 +108,7 @@ def test_a_trace_of_the_tensorboard_handler_opens_compressed_as_it_is(browser, t
             profiler.step()
     (path,) = tmp_path.glob("w0.*.pt.trace.json.gz")
     assert path.read_bytes()[:2] == bytes((0x1F, 0x8B)), "gzip"
-    with opened(browser, path) as (visit, _):
+    with adopted(path) as url, opened(browser, url) as visit:
         page = visit.page
         page.wait_for_function("() => document.querySelector('.timeline[data-ready]')")
         assert page.get_by_role("link", name="all 3").count() == 1
