@@ -188,6 +188,42 @@ def test_a_worker_killed_at_a_random_moment(tmp_path: Path, undisturbed: str, se
     assert "".join(printed) == undisturbed
 
 
+# Making a sample takes so long that in other runs each worker makes a part of the batch, from the second loop on.
+PIPELINE = """
+import os, signal, time
+import torch
+from torch import nn
+from paceline import data
+{fault}
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+def slow(row):
+    time.sleep(0.003)
+    return row
+pipeline = data.arrays(torch.randn(48, 8), torch.randint(0, 4, (48,))).shuffle(48, seed=0).map(slow).batch(12)
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(3):
+    for x, y in pipeline:
+        loss = nn.functional.cross_entropy(model(x), y)
+        here("loss")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(len(x), f"{{loss.item():.9f}}", flush=True)
+"""
+
+
+def test_a_pipeline_has_all_samples_without_a_killed_worker(typist: Typist, plain: PlainPython, tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PIPELINE.format(fault=NONE))
+    fault = AT_A_PLACE.format(place="loss", ranks=[1], times=9)
+    (tmp_path / "train.py").write_text(PIPELINE.format(fault=fault))
+    done = typist.type(tmp_path, "run", "-n", "3", "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == plain.printed(tmp_path, "plain.py")
+    assert done.stderr.count("the run goes on with") == 1
+
+
 def test_too_few_workers_end_the_run(typist: Typist, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN.format(fault=AT_A_PLACE.format(place="loss", ranks=[1], times=2)))
     done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "2", "train.py")
