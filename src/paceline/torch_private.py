@@ -109,9 +109,17 @@ def unhooked_step(step: Any) -> Callable[..., Any]:
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
+count_uses: Callable[[int], int] = torch._C._storage_Use_Count  # of a storage, by its address
+
+
 def uses_of(storage: Any) -> int:
     """The number of tensors that share a storage."""
-    return int(torch._C._storage_Use_Count(storage._cdata))
+    return int(count_uses(address_of(storage)))
+
+
+def address_of(storage: Any) -> int:
+    """The address of a storage, for `count_uses`."""
+    return int(storage._cdata)
 
 
 def writes_to(operator: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -128,6 +136,14 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given; any other module itself."""
     found: nn.Module = getattr(module, "_orig_mod", module)
     return found
+
+
+def keep_saved_tensors() -> None:
+    """What is compiled from now on does not overwrite saved tensors in its backward, which may then run twice."""
+    # Imported here, because most runs compile nothing.
+    from torch._functorch import config
+
+    config.donated_buffer = False
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from paceline.errors import ScriptError
 from paceline.mods import catalog
 from paceline.mods.support.cuda_graph import GraphedCall
 from paceline.mods.support.graphed_step import GraphedStep
+from paceline.mods.support.whole_step import WholeStep
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Script = Callable[[], list[float]]
@@ -41,24 +42,30 @@ def batches(sizes: list[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def replays(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often graphs were used."""
     count = {"calls": 0, "steps": 0}
-    forward, capture = GraphedCall.forward, GraphedStep._capture
+    forward, launch, capture = GraphedCall.forward, WholeStep.launch, GraphedStep._capture
 
     def counted(self: GraphedCall, tensors: Any) -> Any:
         count["calls"] += 1
         return forward(self, tensors)
+
+    def launched(self: WholeStep, *args: Any) -> None:
+        count["calls"] += 1
+        launch(self, *args)
 
     def captured(self: GraphedStep, *args: Any) -> bool:
         count["steps"] += 1
         return capture(self, *args)
 
     monkeypatch.setattr(GraphedCall, "forward", counted)
+    monkeypatch.setattr(WholeStep, "launch", launched)
     monkeypatch.setattr(GraphedStep, "_capture", captured)
     return count
 
 
 def played(script: Script, mods: tuple[str, ...], **run: Any) -> tuple[list[float], list[str]]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    grad, backward = torch.autograd.grad, torch.autograd.backward
+    grad, backward, compile = torch.autograd.grad, torch.autograd.backward, torch.compile
+    apply = torch.autograd.Function.__dict__["apply"]
     try:
         with staged(lone_group(), mods=mods, **run) as stage:
             for asked in catalog.parse(mods):
@@ -66,7 +73,8 @@ def played(script: Script, mods: tuple[str, ...], **run: Any) -> tuple[list[floa
             torch.manual_seed(1)
             return script(), stage.notices  # type: ignore[attr-defined]
     finally:
-        torch.autograd.grad, torch.autograd.backward = grad, backward
+        torch.autograd.grad, torch.autograd.backward, torch.compile = grad, backward, compile
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
 def agree(script: Script, mods: tuple[str, ...] = ("cuda_graphs",), tolerance: float = 1e-4) -> list[str]:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.mods.support import fp32_outputs
+from paceline.mods.support.promise import Promise
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import is_compiled
 
@@ -61,6 +62,8 @@ def compiled_where_large(
 
     def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
+        if isinstance(input, Promise):
+            return Promise.__torch_function__(cross_entropy, (Promise,), (input, *args), kwargs)
         if inside or torch.compiler.is_compiling() or not fp32_outputs.is_large(input):
             return plain(input, *args, **kwargs)
         narrow = fp32_outputs.original_of(input)

@@ -1,117 +1,85 @@
-"""CUDA graphs: the model's forward, its backward, and the optimizer's step are launched as one graph each.
+"""CUDA graphs: a training step is launched as one graph, and the optimizer's step as another.
 
 Changes: only how kernels are launched; SGD, Adam and AdamW use their fused step (`fused_optimizer`), hence the last
-digits. Applies to models on a GPU whose batches have one shape; a smaller last batch runs without a graph. The gain is
-largest on small models, whose kernels take less time than their launches. Can break: models that read values on the
-host while they compute, or that have hooks: these run without graphs, and a notice says so. A graph keeps its
-activations in memory.
+digits. Applies to models on a GPU whose batches have one shape; a smaller last batch runs without a graph. On one
+worker, forward, loss and backward are one graph, computed at backward, if all steps do the same with the model's
+outputs and read no number before backward; otherwise forward and backward are a graph each. The gain is largest on
+small models, whose kernels take less time than their launches. Can break: models that read values on the host while
+they compute, or that have hooks: these run without graphs, and a notice says so; code that reads the model's buffers
+between forward and backward. A graph keeps its activations in memory.
 
 By hand:
 
-    model = torch.cuda.make_graphed_callables(model, (images,))   # once, with a batch like all others
-    optimizer = torch.optim.AdamW(model.parameters(), capturable=True, fused=True)
+    # Once, after a few steps as usual, on tensors that keep their memory:
+    with torch.cuda.graph(graph):
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+    # Every step:
+    images.copy_(next_images)
+    labels.copy_(next_labels)
+    graph.replay()
 """
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.errors import ScriptError
-from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, ModelCalls, kind_of, reason_against, warming_up
+from paceline.mods.support.graph_choice import WARM_UP, GraphChoice
 from paceline.mods.support.graphed_step import GraphedStep
+from paceline.mods.support.promise import found_in, real
 from paceline.script.seams.stage import Stage
-
-WARM_UP = 3  # calls of a kind before the capture, in which libraries choose kernels and compilers compile
-COMMON = 0.25  # share of all calls from which on a kind of call gets a graph
-AT_ONCE = 4  # most calls of a kind that may be between forward and backward
+from paceline.torch_private import keep_saved_tensors
 
 
 class Mod:
-    """Wraps training calls of every model on a GPU, and the steps of optimizers."""
+    """Wraps training calls of every model on a GPU, their backwards, and the steps of optimizers."""
 
-    def __init__(self, value: str) -> None:
-        self._models: weakref.WeakKeyDictionary[nn.Module, ModelCalls] = weakref.WeakKeyDictionary()
-        self._why = ""
-        self._by_name = False  # the script uses torch.autograd.grad, or backward(inputs=…)
+    def __init__(self, value: str) -> None: ...
 
     def on_stage(self, stage: Stage) -> None:
-        self.stage = stage
+        self.stage, self.choice = stage, GraphChoice(stage)
         stage.subscribe(self)
-        if not torch.cuda.is_available():
+        if torch.cuda.is_available():
+            self.choice.limits.watch()
+            keep_saved_tensors()  # two graphs are captured from one forward
+        else:
             stage.pulse.not_in_force("cuda_graphs", "there is no GPU.")
-            return
-        for name in ("grad", "backward"):
-            setattr(torch.autograd, name, self._noticing_names(getattr(torch.autograd, name)))
-
-    def _noticing_names(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(plain)
-        def differentiate(*args: Any, **kwargs: Any) -> Any:
-            named = plain.__name__ == "grad" or kwargs.get("inputs") is not None
-            caller = str(sys._getframe(1).f_globals.get("__name__"))
-            if named and not self._by_name and not caller.startswith(("torch.", "paceline.")):
-                self._by_name = True
-                if any(not g.is_free for known in self._models.values() for gs in known.graphs.values() for g in gs):
-                    said = "--mod cuda_graphs: torch.autograd.grad or backward(inputs=…) is first used inside a step."
-                    raise ScriptError(said, advice=WITHOUT)
-            return plain(*args, **kwargs)
-
-        return differentiate
 
     def on_optimizer(self, optimizer: Any) -> None:
         if torch.cuda.is_available():
             GraphedStep.put_into(optimizer)
 
+    def before_step(self, optimizer: Any) -> None:
+        self.choice.interrupt()
+
+    def on_save(self, target: Any) -> None:
+        self.choice.interrupt()
+
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return self._around(plain, torch.cuda.is_available)
+
+    def _around(self, plain: Callable[..., Any], is_here: Callable[[], bool]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not (torch.is_grad_enabled() and module.training and torch.cuda.is_available()):
-                return plain(module, *args, **kwargs)
-            graph = self._graph(plain, module, (args, kwargs))
-            if graph is not None:
-                return graph((args, kwargs), by_name=self._by_name)
-            with warming_up():
-                return plain(module, *args, **kwargs)
+            self.choice.interrupt()
+            if found_in((args, kwargs)):
+                args, kwargs = real((args, kwargs))
+            if torch.is_grad_enabled() and module.training and is_here():
+                return self.choice.call(plain, module, (args, kwargs))
+            return plain(module, *args, **kwargs)
 
         return call
 
-    def _graph(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> GraphedCall | None:
-        """A graph for this call; None if the call runs without one."""
-        known = self._models.get(module)
-        if known is not None and known.refused:
-            return None
-        if known is None or not known.layout.same():
-            known = self._models[module] = ModelCalls(module)
-        kind = kind_of(given)
-        graphs = known.graphs.setdefault(kind, [])
-        for graph in graphs:
-            if graph.is_free:
-                return graph
-        known.seen[kind] += 1
-        if known.seen[kind] <= WARM_UP or known.seen[kind] < COMMON * known.seen.total() or len(graphs) == AT_ONCE:
-            return None
-        why = reason_against(module, given, exchanges=self.stage.views.split_for_norms is not None)
-        if not why:
-            try:
-                graphs.append(GraphedCall(plain, module, given))
-                return graphs[-1]
-            except Exception as error:  # capture fails with many types of error
-                why = str(error).strip().partition("\n")[0]
-        known.refused = True
-        self._why = f"{type(module).__name__} runs without CUDA graphs: {why}"
-        if any(known.captured for known in self._models.values()):
-            self.stage.pulse.notice(self._why)
-        else:
-            self.stage.pulse.not_in_force("cuda_graphs", self._why)
-        return None
+    def around_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, grads: Any = None, **rest: Any) -> None:
+            self.choice.backward(plain, tensors, grads, rest)
+
+        return backward
 
     def idle(self) -> str:
-        """Once the first calls are made, `_graph` has captured them or has reported why not."""
-        calls = sum(known.seen.total() for known in self._models.values())
-        undecided = self._why or calls <= 2 * WARM_UP or any(known.captured for known in self._models.values())
+        """Once the first calls are made, they are captured, or `choice` has reported why not."""
+        undecided = self.choice.why or self.choice.calls <= 2 * WARM_UP or self.choice.captured
         return "" if undecided else "no training call has the same shapes often enough."

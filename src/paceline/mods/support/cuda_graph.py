@@ -11,13 +11,11 @@ training calls of a model that may be captured run on that stream (`aside`).
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
-from sys import getrefcount
 from typing import Any
 
 import torch
@@ -25,77 +23,99 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from paceline.errors import ScriptError
+from paceline.mods.support.kept_gradients import WITHOUT, KeptGradients
 from paceline.script import tree
-from paceline.torch_private import BatchNorm, uses_of
+from paceline.torch_private import BatchNorm
 
 VALUES = methodcaller("values")
+VERSION = attrgetter("_version")
 LEARNS, HOOKS = attrgetter("requires_grad"), attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
-WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script."
 
 
 class GraphLayout:
-    """The addresses of a model's weights and buffers, and which of them require gradients. Checked before every replay,
+    """The addresses of a model's weights and buffers, and which of them require gradients. Checked before every launch,
     so the check is fast: a graph uses the memory of its capture, even if the model has changed since."""
 
     def __init__(self, module: nn.Module) -> None:
-        places = ((m._parameters, m._buffers, m._modules) for m in module.modules())
-        self._places: list[dict[str, Any]] = list(chain.from_iterable(places))
+        held = [place for m in module.modules() for place in (m._parameters, m._buffers, m._modules)]
+        self._filled: list[dict[str, Any]] = [place for place in held if place]
+        self._empty = [place for place in held if not place]
         self._held = self._all()
         self._tensors = [value for value in self._held if isinstance(value, torch.Tensor)]
         self._facts = self._look()
 
     def same(self) -> bool:
         held = self._all()
-        return len(held) == len(self._held) and all(map(is_, held, self._held)) and self._look() == self._facts
+        unchanged = len(held) == len(self._held) and all(map(is_, held, self._held)) and not any(self._empty)
+        return unchanged and self._look() == self._facts
+
+    def versions(self) -> list[int]:
+        """Counts in-place changes."""
+        return list(map(VERSION, self._tensors))
 
     def _all(self) -> list[Any]:
-        return list(chain.from_iterable(map(VALUES, self._places)))
+        return list(chain.from_iterable(map(VALUES, self._filled)))
 
     def _look(self) -> Any:
         return list(map(torch.Tensor.data_ptr, self._tensors)), list(map(LEARNS, self._tensors))
+
+
+Forward = Callable[..., Any]  # of a module and its arguments
+Capture = Callable[[Callable[[], Any]], Callable[[], Any]]  # of what a graph does → what launches it
 
 
 class GraphedCall:
     """Forward and backward of one kind of call. A graph has one set of buffers, so only one call at a time may be
     between its forward and its backward."""
 
-    def __init__(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> None:
-        """Captures the call. Raises torch's error, or ScriptError, if that fails; then nothing has been computed."""
-        leaves = tree.leaves(given)
+    def __init__(self, plain: Forward, module: nn.Module, given: Any, capture: Capture | None = None) -> None:
+        """Captures the call. Raises torch's error, or ScriptError, if that fails; then nothing has been computed.
+        `capture`: what makes a graph of a function; tests give a stand-in."""
+        self._plain, self._module = plain, module
+        self._output: Any = None
+        self._live: list[torch.Tensor] = []  # the outputs with autograd's graph
+        self._input_grads: list[torch.Tensor | None] = []
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._inputs = [_static(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._inputs = [static(leaf) for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
         taken = iter(self._inputs)
-        args, kwargs = tree.replace(given, lambda leaf: next(taken) if isinstance(leaf, torch.Tensor) else leaf)
-        before = _left_in(module)
-        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        pool = torch.cuda.graph_pool_handle()
-        with capturing(self._forward, pool):
-            self._output = plain(module, *args, **kwargs)
-        if any(before.get(place) is not value for place, value in _left_in(module).items()):
+        self._given = tree.replace(given, lambda leaf: next(taken) if isinstance(leaf, torch.Tensor) else leaf)
+        self._kept = KeptGradients(self.parameters)
+        before = left_in(module)
+        capture = capture or in_one_pool()
+        self._forward = capture(self._go_forward)
+        if any(before.get(place) is not value for place, value in left_in(module).items()):
             raise ScriptError("the model leaves a tensor that has a gradient in an attribute.", advice=WITHOUT)
-        self._outputs = [leaf for leaf in tree.leaves(self._output) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(leaf, float) for leaf in tree.leaves(self._output)):
             raise ScriptError("the model returns a float that is not a tensor.", advice=WITHOUT)
-        learning = [output for output in self._outputs if output.requires_grad]
-        self._upstream = [torch.empty_like(output) for output in learning]
-        asking = [tensor for tensor in self._inputs if tensor.requires_grad]
-        # Outside the graph's memory pool, which the next forward reuses: gradients live longer.
-        kept = [torch.empty_like(parameter) for parameter in self.parameters]
-        with capturing(self._backward, pool), _unhooked(self.parameters):
-            found = torch.autograd.grad(learning, (*asking, *self.parameters), self._upstream, allow_unused=True)
-            self._input_grads, found = found[: len(asking)], found[len(asking) :]
-            reached = [place for place, grad in enumerate(found) if grad is not None]
-            torch._foreach_copy_([kept[place] for place in reached], [found[place] for place in reached])
-        self._kept = [(self.parameters[place], kept[place]) for place in reached]
-        del found, kept
+        self._differentiable = [output.requires_grad for output in self._live]
+        self._upstream = [torch.empty_like(output) for output in self._live if output.requires_grad]
+        with unhooked(self.parameters):
+            self._capture_loss(capture)
+            self._backward = capture(self._go_back)
+        self._kept.seal()
         self._output = tree.replace(self._output, lambda leaf: leaf.detach() if torch.is_tensor(leaf) else leaf)
-        self._differentiable = [output.requires_grad for output in self._outputs]
-        self._outputs = [output.detach() for output in self._outputs]
-        # A reference count above the present one means that the script holds the gradient of an earlier step.
-        self._storages = [grad.untyped_storage() for _, grad in self._kept]
-        self._counts = self._count()
+        self._outputs = [output.detach() for output in self._live]
+        self._input_grads = [None if grad is None else grad.detach() for grad in self._input_grads]
+        self._live.clear()  # and with it autograd's graph
         self._anchor = torch.zeros((), device=self._outputs[0].device, requires_grad=True)
-        self._last: weakref.ref[_Call] | None = None
+        self._last: weakref.ref[Any] | None = None  # the last call: has it gone back?
+
+    def _go_forward(self) -> list[torch.Tensor]:
+        args, kwargs = self._given
+        self._output = self._plain(self._module, *args, **kwargs)
+        self._live = [leaf for leaf in tree.leaves(self._output) if isinstance(leaf, torch.Tensor)]
+        return self._live
+
+    def _capture_loss(self, capture: Capture) -> None:
+        """A subclass captures what the script does with the outputs."""
+
+    def _go_back(self) -> list[torch.Tensor | None]:
+        learning = [output for output in self._live if output.requires_grad]
+        asking = [tensor for tensor in self._inputs if tensor.requires_grad]
+        found = torch.autograd.grad(learning, (*asking, *self.parameters), self._upstream, allow_unused=True)
+        self._kept.capture(found[len(asking) :])
+        self._input_grads = list(found[: len(asking)])
+        return self._input_grads
 
     @property
     def is_free(self) -> bool:
@@ -107,8 +127,7 @@ class GraphedCall:
         """Replays the forward. `by_name`: the script uses torch.autograd.grad or backward(inputs=…), so autograd must
         see the parameters. Otherwise gradients go directly to `.grad`, which saves a tenth of a small step's time."""
         tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
-        hooked = any(before or after for before, after in map(HOOKS, self.parameters))
-        call = _Call(direct=not by_name and not hooked)
+        call = _Call(direct=not by_name and not has_hooks(self.parameters))
         self._last = weakref.ref(call)
         if call.direct:
             outputs = iter(_Replay.apply(self, call, self._anchor, *tensors))
@@ -118,10 +137,13 @@ class GraphedCall:
         return tree.replace(self._output, lambda leaf: next(outputs) if torch.is_tensor(leaf) else leaf)
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        self._fill(tensors)
+        self._forward()
+        return tuple(output.clone() for output in self._outputs)
+
+    def _fill(self, tensors: Iterable[torch.Tensor]) -> None:
         for static, tensor in zip(self._inputs, tensors, strict=False):
             static.detach().copy_(tensor, non_blocking=True)
-        self._forward.replay()
-        return tuple(output.clone() for output in self._outputs)
 
     def marks(self, outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """The outputs that have no gradient."""
@@ -133,64 +155,18 @@ class GraphedCall:
                 "--mod cuda_graphs: a backward goes twice through the same call of a model.", advice=WITHOUT
             )
         call.went_back = True
-        self._let_go()
+        self._kept.let_go()
         wanted = (grad for grad, learns in zip(grads, self._differentiable, strict=True) if learns)
         for static, grad in zip(self._upstream, wanted, strict=True):
             static.copy_(grad)
-        self._backward.replay()
+        self._backward()
         # Autograd gets a copy, because other code may keep the gradient.
         found = (None if grad is None else grad.clone() for grad in self._input_grads)
         for_inputs = [next(found) if tensor.requires_grad else None for tensor in self._inputs]
         if call.direct:
-            self._hand_out()
+            self._kept.hand_out()
             return for_inputs
-        static_of = {id(parameter): grad for parameter, grad in self._kept}
-        own = (static_of.get(id(parameter)) for parameter in self.parameters)
-        return [*for_inputs, *(None if grad is None else grad.clone() for grad in own)]
-
-    def _hand_out(self) -> None:
-        """Sets each parameter's gradient, or adds to it, as autograd does."""
-        sums: list[torch.Tensor] = []
-        added: list[torch.Tensor] = []
-        for parameter, grad in self._kept:
-            if parameter.grad is None:
-                parameter.grad = grad
-            else:
-                sums.append(parameter.grad)
-                added.append(grad)
-        if sums:
-            torch._foreach_add_(sums, added)
-
-    def _count(self) -> Any:
-        uses = [uses_of(storage) for storage in self._storages]
-        return uses, [getrefcount(grad) for _, grad in self._kept]
-
-    def _let_go(self) -> None:
-        """Gradients that accumulate over several backwards move to separate memory before the replay overwrites
-        them."""
-        if any(parameter.grad is grad for parameter, grad in self._kept):
-            self._give_own_memory()
-        if self._count() != self._counts:
-            raise ScriptError("--mod cuda_graphs: the script keeps a gradient of an earlier step.", advice=WITHOUT)
-
-    def _give_own_memory(self) -> None:
-        for parameter, grad in self._kept:
-            if parameter.grad is grad:
-                parameter.grad = grad.clone()
-
-
-class ModelCalls:
-    """The calls of one model, by kind: how many were seen, and their graphs."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.layout = GraphLayout(module)
-        self.seen: Counter[Any] = Counter()
-        self.graphs: dict[Any, list[GraphedCall]] = {}
-        self.refused = False
-
-    @property
-    def captured(self) -> bool:
-        return any(self.graphs.values())
+        return [*for_inputs, *self._kept.copies()]
 
 
 class _Call:
@@ -231,15 +207,18 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
-def warming_up() -> Iterator[None]:
+def warming_up(inputs: Iterable[torch.Tensor]) -> Iterator[None]:
     """Runs a call as a capture will run it, so that compilers compile for the capture, and nothing is left to compile
     during it: compiled code is made for one state of autocast's cache."""
-    with _casting_anew(), aside():
+    for tensor in inputs:
+        if tensor.is_cuda:  # its memory may be used again only when its backward, on that stream, is done
+            tensor.record_stream(_stream())
+    with casting_anew(), aside():
         yield
 
 
 @contextmanager
-def _casting_anew() -> Iterator[None]:
+def casting_anew() -> Iterator[None]:
     """Turns autocast's cache off: a cast that is cached would not be captured."""
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -247,6 +226,20 @@ def _casting_anew() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(caching)
+
+
+def in_one_pool() -> Capture:
+    """Captures functions as graphs that share their memory: they must be launched in the order of their captures, and
+    of those captured after the first, one."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(body: Callable[[], Any]) -> Callable[[], Any]:
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, pool):
+            body()
+        return graph.replay
+
+    return capture
 
 
 @contextmanager
@@ -257,7 +250,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     try:
         # thread_local, because loaders pin memory in other threads meanwhile.
         with (
-            _casting_anew(),
+            casting_anew(),
             torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"),
         ):
             yield
@@ -267,7 +260,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
 
 @contextmanager
-def _unhooked(parameters: list[nn.Parameter]) -> Iterator[None]:
+def unhooked(parameters: list[nn.Parameter]) -> Iterator[None]:
     """Removes gradient hooks during the block: autograd calls them after a replay, and a capture would call them
     again."""
     kept = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
@@ -280,11 +273,11 @@ def _unhooked(parameters: list[nn.Parameter]) -> Iterator[None]:
             hooks.update(items)
 
 
-def _static(leaf: torch.Tensor) -> torch.Tensor:
+def static(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone(memory_format=torch.preserve_format).requires_grad_(leaf.requires_grad)
 
 
-def _left_in(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
+def left_in(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
     """Attributes of a model that hold a tensor with a gradient function."""
     return {
         (id(owner), name): value
@@ -302,6 +295,11 @@ def kind_of(given: Any) -> Any:
     )
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
     return tree.structure(given), leaves, autocast
+
+
+def has_hooks(parameters: list[nn.Parameter]) -> bool:
+    """Whether a gradient hook wants to see gradients as autograd hands them out."""
+    return any(before or after for before, after in map(HOOKS, parameters))
 
 
 def reason_against(module: nn.Module, given: Any, *, exchanges: bool) -> str:

@@ -19,6 +19,7 @@ from paceline.mods.support.cuda_graph import capturing
 KINDS = (SGD, Adam, AdamW)
 WARM_UP = 3  # steps with unchanged gradient addresses before a capture
 GRAD = attrgetter("grad")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RATES = ("lr", "initial_lr", "params")
 
 
@@ -39,7 +40,8 @@ class GraphedStep:
     def put_into(cls, optimizer: Any) -> None:
         """From now on, `optimizer.step` replays the graph when it can. Does nothing for optimizers not in `KINDS`."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        on_gpu = all(isinstance(p, torch.Tensor) and p.is_cuda and p.is_floating_point() for p in parameters)
+        # A graph has rates of 32 bits: enough for parameters of 32 bits, to which any step rounds the rate.
+        on_gpu = all(isinstance(p, torch.Tensor) and p.is_cuda and p.dtype in DTYPES for p in parameters)
         if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable") or not on_gpu:
             return
         for group in optimizer.param_groups:

@@ -1,0 +1,193 @@
+"""Tensors that are handed out before they are computed.
+
+A step that runs as one graph is launched at its backward. Until then the script holds promises: they know their shape,
+and note what the script does with them. Whatever the graph does not do (reading a value, an unknown function) makes
+them come true at once, without the graph. A promise has no memory of its own: code that goes past torch's functions
+fails, and never reads an old number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import Function
+
+from paceline.errors import ScriptError
+from paceline.mods.support.tape import mapped
+from paceline.torch_private import make_wrapper_subclass, no_torch_function
+
+WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script."
+_ATTRIBUTES = ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_sparse", "is_meta")
+_METHODS = (
+    *("size", "dim", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous", "element_size"),
+    *("__len__", "get_device", "storage_offset"),
+)
+# What a promise answers without being true.
+ABOUT = {
+    *(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES),
+    *(getattr(torch.Tensor, name) for name in _METHODS),
+    *(torch.numel, torch.is_floating_point, torch.is_complex),
+}
+# Functions whose results have no gradient, and functions whose results have one: both share no memory with their
+# arguments, so that they may read a graph's memory itself.
+READING = {
+    *("item", "tolist", "__float__", "__int__", "__bool__", "__index__", "argmax", "argmin", "argsort", "allclose"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("isnan", "isinf", "isfinite", "any", "all"),
+}
+FRESH = {
+    *("sum", "mean", "max", "min", "amax", "amin", "norm", "std", "var", "sort", "topk"),
+    *("softmax", "log_softmax", "sigmoid", "exp", "log", "cross_entropy", "nll_loss", "mse_loss"),
+}
+
+
+class Use(Enum):
+    """What a value is for."""
+
+    READ = "a function in READING"
+    COMPUTE = "a function in FRESH"
+    DETACH = "a tensor without gradient on the same memory"
+    KEEP = "anything else"
+
+    @classmethod
+    def of(cls, func: Callable[..., Any], kwargs: dict[str, Any]) -> Use:
+        name = getattr(func, "__name__", "")
+        if "out" in kwargs:
+            return Use.KEEP
+        if func is torch.Tensor.detach:
+            return Use.DETACH
+        return Use.READ if name in READING else Use.COMPUTE if name in FRESH else Use.KEEP
+
+
+class Holder(Protocol):
+    """The step that promises belong to."""
+
+    def do(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a function of torch that was given promises of this step."""
+
+    def come_true(self) -> None:
+        """Computes what the promises stand for, unless that is done."""
+
+    def value_of(self, promise: Promise, use: Use) -> torch.Tensor:
+        """The value of a promise of this step, which has come true."""
+
+    def go_back(self, promise: Promise) -> bool:
+        """A plain backward from this promise. Returns whether it is done; otherwise autograd must do it."""
+
+
+class Promise(torch.Tensor):
+    """One result of a step. `memory`: its numbers, once they lie outside the memory of a graph; `own`: these with a
+    gradient function."""
+
+    holder: Holder
+    place: int
+    own: torch.Tensor | None
+    memory: torch.Tensor | None
+
+    @classmethod
+    def of(cls, holder: Holder, place: int, like: torch.Tensor, *, learns: bool) -> Promise:
+        promise: Promise = make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=learns
+        )
+        promise.holder, promise.place, promise.own, promise.memory = holder, place, None, None
+        return promise
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ABOUT:
+            with no_torch_function():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            return _go_back(*args, **kwargs)
+        return newest((args, kwargs)).do(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise ScriptError(
+            f"--mod cuda_graphs: {func} reads an output of the model past torch's functions.", advice=WITHOUT
+        )
+
+
+def _go_back(
+    loss: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    """Tensor.backward, to the seam of every backward (`cuda_graphs`)."""
+    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def found_in(value: Any) -> list[Promise]:
+    """The promises in a nest of lists, tuples and dictionaries. Called for every function, so it is fast."""
+    found: list[Promise] = []
+    left = [value]
+    while left:
+        kind = type(one := left.pop())
+        if kind is Promise:
+            found.append(one)
+        elif kind is tuple or kind is list:
+            left += one
+        elif kind is dict:
+            left += one.values()
+    return found
+
+
+def newest(value: Any) -> Holder:
+    """The step that the promises in a nest belong to; promises of other steps come true."""
+    promises = found_in(value)
+    holder = promises[0].holder
+    for promise in promises:
+        if promise.holder is not holder:
+            promise.holder.come_true()
+    return holder
+
+
+def real(value: Any, use: Use = Use.KEEP) -> Any:
+    """The nest with tensors in place of promises, which come true."""
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, Promise):
+            return leaf
+        leaf.holder.come_true()
+        return leaf.holder.value_of(leaf, use)
+
+    return mapped(value, put)
+
+
+def call_for_real(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    args, kwargs = real((args, kwargs), Use.of(func, kwargs))
+    return func(*args, **kwargs)
+
+
+def spent(value: torch.Tensor, name: str) -> torch.Tensor:
+    """The value of a result whose backward has run: it still has a gradient function, which can run no more."""
+    kind = _kinds.get(name)
+    if kind is None:
+        kind = _kinds[name] = type(name, (_Spent,), {})
+        kind._backward_cls.__name__ = name
+    if value.device not in _anchors:
+        _anchors[value.device] = torch.zeros((), device=value.device, requires_grad=True)
+    with torch.enable_grad():
+        out: torch.Tensor = kind.apply(_anchors[value.device], value)
+    return out
+
+
+class _Spent(Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+            "already been freed). Saved intermediate values of the graph are freed when you call .backward() or "
+            "autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if "
+            "you need to access saved tensors after calling backward."
+        )
+
+
+_kinds: dict[str, type[_Spent]] = {}
+_anchors: dict[torch.device, torch.Tensor] = {}
