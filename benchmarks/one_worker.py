@@ -9,10 +9,10 @@ the median over rounds (smallest – largest). The fastest blocks are those that
 
 What a worker adds to a step, each alone: benchmarks/seams.py --gpt.
 
-Figures, one H200, torch 2.11, Python 3.12: median block 0.986 (0.918 – 1.123), 7 rounds, and 0.914 (0.876 – 1.109), 9
-rounds; plain python itself gave 81 to 104 steps/s. The seams added 0.43 ms to a step of 10.9 ms (benchmarks/seams.py
---gpt: 0.961). Since then an inner module call has no further level (0.07 µs in place of 0.43 µs on another host, 85
-calls a step); not measured again on the GPU. The aim is 0.99.
+Figures, one H200, torch 2.11, Python 3.12: median block 0.986 (0.918 – 1.123), 7 rounds; 0.914 (0.876 – 1.109), 9
+rounds; 0.989 (0.798 – 1.057), 4 rounds, since an inner module call has no further level. Plain python itself gave 62 to
+104 steps/s. The seams added 0.43 ms to a step of 10.9 ms before that (benchmarks/seams.py --gpt: 0.961). The aim is
+0.99.
 """
 
 from __future__ import annotations

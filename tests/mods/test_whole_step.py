@@ -175,6 +175,22 @@ def tensors_are_kept() -> list[Any]:
     return [one.norm().item() for one in kept] + [total.item(), torch.stack(kept[2::3]).sum().item()]
 
 
+def large_results_are_kept() -> list[Any]:
+    """A result that is not copied out of the graphs' memory, held while other calls use the graphs."""
+    model, optimizer = made()
+    kept = []
+    for number, (x, y) in enumerate(batches(14)):
+        logits = model(x)
+        wide = logits.repeat(1 << 12, 2)
+        optimizer.zero_grad()
+        F.cross_entropy(logits, y).backward()
+        optimizer.step()
+        kept.append(wide)
+        if number % 4 == 3:
+            model(x)  # changes the running statistics
+    return [one.norm().item() for one in kept]
+
+
 def measured_before_backward() -> list[Any]:
     model, optimizer = made()
     found = []
@@ -269,6 +285,7 @@ WHOLE = [
     dropout,
     accumulation,
     tensors_are_kept,
+    large_results_are_kept,
     measured_before_backward,
     weights_and_scales,
     loss_in_the_model,

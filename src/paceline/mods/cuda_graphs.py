@@ -1,12 +1,11 @@
-"""CUDA graphs: a training step is launched as one graph, and the optimizer's step as another.
+"""CUDA graphs: forward, loss with backward, and the optimizer's step are launched as one graph each.
 
 Changes: only how kernels are launched; SGD, Adam and AdamW use their fused step (`fused_optimizer`), hence the last
-digits. Applies to models on a GPU whose batches have one shape; a smaller last batch runs without a graph. On one
-worker, forward, loss and backward are one graph, computed at backward, if all steps do the same with the model's
-outputs and read no number before backward; otherwise forward and backward are a graph each. The gain is largest on
-small models, whose kernels take less time than their launches. Can break: models that read values on the host while
-they compute, or that have hooks: these run without graphs, and a notice says so; code that reads the model's buffers
-between forward and backward. A graph keeps its activations in memory.
+digits. Applies to models on a GPU whose batches have one shape; a smaller last batch runs without a graph. The loss is
+in a graph on one worker, if all steps do the same with the model's outputs and read no number before backward; outputs
+that are too large to be copied are then computed at backward. The gain is largest on small models, whose kernels take
+less time than their launches. Can break: models that read values on the host while they compute, or that have hooks:
+these run without graphs, and a notice says so. A graph keeps its activations in memory.
 
 By hand:
 

@@ -121,9 +121,10 @@ class WholeStep(GraphedCall):
         results = [*self._live, *self._found]
         self.learns = [result.requires_grad for result in results]
         self.names = [type(result.grad_fn).__name__ for result in results]
-        self._homes_of_all = [*(None for _ in self._live), *self._homes]
-        homes = zip(results, self._homes_of_all, strict=True)
-        self.statics = [(result if home is None else home).detach() for result, home in homes]
+        homes = [*(None for _ in self._live), *self._homes]
+        self.statics = [(r if home is None else home).detach() for r, home in zip(results, homes, strict=True)]
+        self._at_home = [place for place, home in enumerate(homes) if home is not None]
+        self._in_common = [place for place, home in enumerate(homes) if home is None]
         self.shapes = [tree.replace(shape, _bare) for shape in (self._output, *self._shapes)]
         self._found.clear()
         self._shapes.clear()
@@ -156,21 +157,21 @@ class WholeStep(GraphedCall):
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Launches the forward, and returns copies of its outputs."""
-        self._make_room(homes=False)
+        self._make_room(self._in_common)
         self._forward()
         return tuple(output.clone() for output in self._outputs)
 
-    def _make_room(self, *, homes: bool) -> None:
-        """Before a launch: what the script still holds of the step before gets memory of its own. `homes`: what the
-        graph of the loss copied to its home; otherwise what lies in the graphs' common memory."""
+    def _make_room(self, places: list[int]) -> None:
+        """Before a launch that overwrites these places: what the script still holds of the step before gets memory of
+        its own. The forward overwrites the memory that all graphs use, the loss the homes of its results."""
         if (before := None if self._before is None else self._before()) is not None:
-            before.keep([place for place, home in enumerate(self._homes_of_all) if (home is not None) == homes])
+            before.keep(places)
 
     def launch(self, pending: Pending, versions: list[int]) -> None:
         """Loss and backward; if it is late, the forward, too."""
-        self._make_room(homes=True)
+        self._make_room(self._at_home)
         if self.late:
-            self._make_room(homes=False)
+            self._make_room(self._in_common)
             if versions != self._layout.versions():
                 said = "--mod cuda_graphs: a weight is changed in place between the model's call and its backward."
                 raise ScriptError(said, advice=WITHOUT)
@@ -189,7 +190,10 @@ class WholeStep(GraphedCall):
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         ready, self._ready = self._ready, None
-        return super().forward(tensors) if ready is None else ready
+        if ready is not None:
+            return ready
+        self._fill(tensors)
+        return self.outputs()
 
     _ready: tuple[torch.Tensor, ...] | None = None
 
