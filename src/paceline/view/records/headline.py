@@ -85,6 +85,8 @@ def _sweep(folder: Folder) -> str:
     tied = verdict.get("tied")
     if best is None and isinstance(tied, list) and tied:
         return "no knee: equally fast, within the noise"
+    if best is None and not _rows(verdict, "points"):
+        return str(verdict.get("why") or "")
     return f"best at batch {best:,.0f}" if best is not None else ""
 
 

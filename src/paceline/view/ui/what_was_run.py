@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -18,7 +19,8 @@ OPTIONS = ("strategy", "batch_dim", "gather_below", "threads", "backend", "batch
 MOST_NOTICES = 20
 MOST_WORKERS = 16
 LOG = "Its log: "  # the last line of a failure's message
-TRACEBACK = "Traceback (most recent call last):"
+# Where a traceback begins; that of an error in the script's syntax begins with the place.
+TRACEBACK = re.compile(r'^(Traceback \(most recent call last\):|  File "[^"\n]+", line \d+)', re.MULTILINE)
 
 
 def command(record: Opened, *, verb: str = "", more: Sequence[str] = (), mods: Sequence[str] | None = None) -> str:
@@ -68,10 +70,12 @@ def outcome_notes(record: Opened) -> list[Block]:
         return [Note(text=stopped, tone="bad")] if record.state == "stopped" else []
     blocks: list[Block] = []
     if outcome.message:
-        head, mark, rest = outcome.message.partition(TRACEBACK)
-        code, _, log = (mark + rest).rstrip().rpartition("\n")
+        found = TRACEBACK.search(outcome.message)
+        at = found.start() if found else len(outcome.message)
+        head, whole = outcome.message[:at], outcome.message[at:].rstrip()
+        code, _, log = whole.rpartition("\n")
         if not log.startswith(LOG):
-            code, log = (mark + rest).rstrip(), ""
+            code, log = whole, ""
         blocks.append(Note(text=head.strip(), code=code, advice=log, tone="bad"))
     elif outcome.interrupted:
         blocks.append(Note(text="The run was interrupted.", tone="warn"))

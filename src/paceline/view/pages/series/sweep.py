@@ -44,10 +44,12 @@ def sweeping(verdict: Verdict, record: Opened) -> list[Block]:
     if verdict.warning:
         blocks.append(Note(text=verdict.warning, tone="warn"))
     if verdict.why:
-        blocks.append(Note(text=f"The sweep stopped: {verdict.why}." if verdict.ceiling else verdict.why))
+        blocks.append(Note(text=f"The sweep stopped: {verdict.why.rstrip('.')}." if verdict.ceiling else verdict.why))
     if verdict.keep:
         kept = command(record, verb="run", more=["--mod", verdict.keep])
         blocks.append(CommandBlock(title="Train with the batch size of the knee", command=kept))
+    if not verdict.points:
+        return blocks
     blocks += charts(verdict)
     blocks.append(
         Grid(
