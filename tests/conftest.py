@@ -54,6 +54,16 @@ for name, examples in (("default", 10), ("large", 100)):
 settings.load_profile("default")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several test processes each begins to collect in another folder: it compiles a part of a fresh clone's files,
+    and finds the rest compiled by the others."""
+    number, here = os.environ.get("PYTEST_XDIST_WORKER", ""), Path(__file__).parent
+    if number and [Path(arg).resolve() for arg in config.args] == [here]:
+        homes = sorted(str(path) for path in here.iterdir() if path.is_dir() or path.match("test_*.py"))
+        begin = len(homes) * int(number.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        config.args[:] = homes[begin:] + homes[:begin]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests are spread over processes (`-n`): those of a room on workers stay in one process, so that each pool
@@ -78,11 +88,16 @@ def _together(nodeid: str) -> str:
     return next((name for start, name in TOGETHER.items() if file.startswith(start)), file)
 
 
+def _place(item: pytest.Item) -> tuple[int, str]:
+    name = _together(item.nodeid)
+    return LONG.index(name) if name in LONG else len(LONG), str(item.path)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first. Of a test that is `crossed` with an axis (the number of workers), the default run
     takes every case once, with the axis's values in turn; `make test-all` takes all."""
-    items.sort(key=lambda item: LONG.index(name) if (name := _together(item.nodeid)) in LONG else len(LONG))
+    items.sort(key=_place)
     crossed: dict[tuple[Any, str], list[tuple[Any, str, str]]] = {}
     for item in items:
         if (mark := item.get_closest_marker("crossed")) is not None:
