@@ -30,7 +30,8 @@ class Machine:
     how mods fail, `breaks` which learn something else, `starts` how long mods take to start. The machine gets slower by
     `drift` over 100 trials; after so many trials of the script as it is, only a part of its speed is left to that
     (`held_up`). In fresh processes `cold` is the truth. `idle` says which mods are not in force, and why; `idle_alone`:
-    in fresh processes. What was measured once under a name is not measured again, as with a journal."""
+    in fresh processes. `step`: the phases of every trial. What was measured once under a name is not measured again, as
+    with a journal."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Machine:
         cold: Truth | None = None,
         idle: Mapping[str, str] | None = None,
         idle_alone: Mapping[str, str] | None = None,
+        step: Mapping[str, float] | None = None,
         stops_at: int | None = None,
         journal: dict[str, Measured] | None = None,
     ) -> None:
@@ -56,6 +58,7 @@ class Machine:
         self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
         self.held_up, self.cold = held_up, cold or truth
         self.idle, self.idle_alone = idle or {}, idle_alone or {}
+        self.step = dict(step or {})
         self.stops_at, self.journal = stops_at, {} if journal is None else journal
         self.asked: list[str] = []
 
@@ -87,6 +90,7 @@ class Machine:
             measured.losses = losses(
                 changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every
             )
+        measured.step = self.step
         self.journal[name] = measured
         return measured
 

@@ -65,6 +65,20 @@ def test_the_fastest_set_is_found(truth, noise):
         assert verdict.trials == len(machine.asked)
 
 
+@pytest.mark.parametrize(("data", "place"), [(0.6, "first"), (0.01, "last"), (0.1, "as listed")])
+def test_the_phases_of_the_script_say_what_is_tried_first(data, place):
+    on_cpu = candidates(gpus=0, cores=4, workers=1, threads=4)
+    step = {"total": 1.0, "data": data, "optimizer": 0.2, "forward": 0.4, "backward": 0.4, "communication": 0.0}
+    machine = Machine(lambda mods: 100.0, budget=3000, step=step)
+    tune(machine, on_cpu)
+    tried = [name.removesuffix(".r1") for name in machine.asked if "+" not in name and "baseline" not in name]
+    loaders = [mod.startswith(("loader", "resident")) for mod in dict.fromkeys(tried)]
+    expected = {"first": sorted(loaders, reverse=True), "last": sorted(loaders)}
+    listed = [c.mod.startswith(("loader", "resident")) for c in on_cpu]
+    assert loaders == expected.get(place, listed)
+    assert sum(loaders) == sum(listed)  # they are tried in any case
+
+
 def test_what_gains_only_after_another_mod_is_tried_again_after_it():
     verdict = tune(Machine(launch_bound, noise=0.01, budget=3000))
     assert {"cuda_graphs", "precision=bf16", "channels_last", "resident"} <= set(verdict.final.mods)

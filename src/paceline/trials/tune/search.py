@@ -3,10 +3,10 @@
 1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard.
 2. Measures the candidates that gain nearly always all together, and takes the set apart if that gains: each mod is left
    out once. If the set fails or gains too little, nothing is lost but one trial.
-3. Measures each other candidate, in the order of `candidates`. Then adds the best one to the set, and measures the
-   remaining ones on top of it, because some mods gain only after another one. A mod is kept only if pairs of trials,
-   with and without it in turn, show a gain above the noise, or if one trial is decisive. A mod that the loss guard
-   refuses is out.
+3. Measures each other candidate, in the order of `candidates` and `predicted`. Then adds the best one to the set, and
+   measures the remaining ones on top of it, because some mods gain only after another one. A mod is kept only if pairs
+   of trials, with and without it in turn, show a gain above the noise, or if one trial is decisive. A mod that the loss
+   guard refuses is out.
 4. Removes each kept mod once, to see whether it is still needed.
 5. Runs the printed command and the unmodified script in fresh processes: only what this last check confirms is
    reported (`last_check`).
@@ -26,6 +26,7 @@ from paceline.trials.tune.candidates import LONG_START, Candidate, draws, promis
 from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.loss_guard import Compared, Guard
 from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.predicted import put_in_order
 from paceline.trials.tune.standing import CandidateStanding, failure, no_gain, problem, refusal
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune.verdict import Final, Problem, Reason, Row, Verdict
@@ -106,9 +107,9 @@ class Search:
                 f"the budget is too short: a trial of this script takes {again.seconds:.1f} s, and a search needs at "
                 f"least {LEAST_TRIALS} trials",
             )
+        put_in_order(self.standings.values(), again.step)
         losses = [trial.losses for trial in (first, again)]
-        self.guard = Guard(losses, [])
-        if trouble := self.guard.trouble:
+        if trouble := Guard(losses, []).trouble:
             raise NothingToTune(Problem.LOSS, trouble)
         others = []
         for shift in range(1, SEEDS + 1):
