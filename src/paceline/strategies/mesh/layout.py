@@ -23,6 +23,7 @@ DEFAULT = "batch:data; hidden:model; heads:model; vocab:model"
 NAMES = (
     *("batch", "vocab", "position", "embed", "hidden", "heads", "qkv", "in_proj", "out", "channels", "in_channels"),
     *("height", "width", "depth"),
+    "tokens",  # of activations: between the layers that are split, each worker has some tokens (sequence parallelism)
 )
 
 

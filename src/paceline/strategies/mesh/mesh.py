@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -136,6 +136,7 @@ class Mesh(PartGradients):
         with torch.inference_mode(False):  # the first call may be an evaluation
             for parameter, dim, name in chosen:
                 shard_in_place(parameter, self._axis(parameter.device.type), dim, name)
+                cast(Any, parameter).tokens = self.layout.axis_of.get("tokens") == "model"
         if chosen and not self._told:
             self._told = True
             total, cut = (

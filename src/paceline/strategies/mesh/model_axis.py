@@ -3,6 +3,7 @@
     crossing   forward                                   backward
     own_use    the same tensor, for a local computation  sum over the axis
     summed     sum over the axis of local results        the same gradient, for a local computation
+    scattered  this worker's part of that sum            gather the parts, for a local computation
     own_part   this worker's part                        gather the parts
     gathered   all parts side by side                    this worker's part
 
@@ -21,7 +22,9 @@ import os
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
@@ -53,6 +56,29 @@ def summed(
 ) -> torch.Tensor:
     """`plus`: a plain tensor that is added once, before the sum is rounded to `dtype`."""
     return (named(_Summed, name) if name else _shown_as(_Summed, local)).apply(local, plus, mesh, dtype or local.dtype)
+
+
+def scattered(
+    local: torch.Tensor,
+    dim: int,
+    mesh: DeviceMesh,
+    *,
+    plus: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """As `summed`, of which each worker keeps its part along `dim`."""
+    crossing = _shown_as(_Scattered, local)
+    found: torch.Tensor = crossing.apply(local, plus, dim % local.dim(), mesh, dtype or local.dtype)
+    return found
+
+
+def linear_of_parts(
+    local: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dim: int, mesh: DeviceMesh
+) -> torch.Tensor:
+    """A linear layer of the whole tensor, of which each worker has a part: for a local computation. Only the part is
+    kept for the backward, which gathers it again. No gradients of gradients."""
+    found: torch.Tensor = _LinearOfParts.apply(local, weight, bias, dim % local.dim(), mesh)
+    return found
 
 
 def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
@@ -158,6 +184,54 @@ class _Summed(Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         plus = None if ctx.shape is None else grad.sum_to_size(ctx.shape).to(ctx.plus_dtype)
         return own_use(grad, ctx.mesh).to(ctx.dtype), plus, None, None
+
+
+class _Scattered(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, plus: torch.Tensor | None, dim: int, mesh: DeviceMesh, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.dim, ctx.mesh, ctx.dtype = dim, mesh, local.dtype
+        ctx.shape = None if plus is None else plus.shape
+        ctx.plus_dtype = None if plus is None else plus.dtype
+        total = local.detach().clone(memory_format=torch.contiguous_format)
+        total = total.float() if total.dtype in HALF else total
+        group_of(mesh).all_reduce(total, WHAT)
+        total = (total if plus is None else total.add_(plus)).to(dtype)
+        size = total.shape[dim] // mesh.size()
+        return total.narrow(dim, mesh.get_local_rank() * size, size).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        whole = gathered(grad, ctx.dim, ctx.mesh)
+        plus = None if ctx.shape is None else whole.sum_to_size(ctx.shape).to(ctx.plus_dtype)
+        return own_use(whole, ctx.mesh).to(ctx.dtype), plus, None, None, None
+
+
+class _LinearOfParts(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, local: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dim: int, mesh: DeviceMesh
+    ) -> torch.Tensor:
+        ctx.dim, ctx.mesh, ctx.has_bias = dim, mesh, bias is not None
+        ctx.save_for_backward(local, weight)
+        return F.linear(_put_together(local, dim, mesh), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        local, weight = ctx.saved_tensors
+        whole = _put_together(local, ctx.dim, ctx.mesh)
+        of_weight = grad.flatten(0, -2).t() @ whole.flatten(0, -2)
+        of_input = grad @ weight
+        group_of(ctx.mesh).all_reduce(of_input, WHAT)
+        size = local.shape[ctx.dim]
+        own = of_input.narrow(ctx.dim, ctx.mesh.get_local_rank() * size, size).clone()
+        return own, of_weight, grad.flatten(0, -2).sum(0) if ctx.has_bias else None, None, None
+
+
+def _put_together(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    return group_of(mesh).gather_rows(local.detach(), dim, (local.shape[dim],) * mesh.size(), WHAT)
 
 
 class _OwnPart(Function):
