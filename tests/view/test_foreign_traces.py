@@ -179,6 +179,7 @@ def test_a_trace_becomes_a_report(tmp_path):
     ("name", "content", "said"),
     [
         ("trace.json", b"not a trace", "not JSON"),
+        ("train.py", b"import torch\n", "is a Python script, and not a trace. Type: paceline profile"),
         ("trace.pftrace", b"\n\x10\x08\x01", "traceconv json"),
         ("report.nsys-rep", b"x", "nsys export --type sqlite"),
     ],

@@ -236,10 +236,7 @@ def _place(asked: list[Path], parent: Path) -> tuple[Path, str]:
         )
     if not asked:
         if not parent.is_dir():
-            raise UsageError(
-                f"--record {parent}: there is no such folder.",
-                advice="Make a record: paceline run -n 2 train.py; or name the folder: --record DIR",
-            )
+            raise options.no_records(parent, "view")
         return parent, ""
     chosen = asked[0]
     if not (chosen / "run.json").is_file():

@@ -50,7 +50,10 @@ parser.add_argument("--batch-size", type=int)
         ("data pack", "DIR is missing", "paceline data pack"),
         ("mods more", "paceline mods: 'more' is too much", "Leave it out"),
         ("sweep --steps 2 train.py", "--steps 2: not a whole number from 10", "--steps 1000"),
-        ("view --port abc", "--port abc: not a whole number from 0 to 65535", "--port 2"),
+        ("view --port abc", "--port abc: not a whole number from 0 to 65535", "--port 8000"),
+        ("view", "There are no records here", "paceline view --record DIR"),
+        ("runs", "There are no records here", "paceline runs --record DIR"),
+        ("runs --record nowhere", "--record nowhere: there is no such folder", "paceline-runs"),
         ("run --strategy mirored train.py", "there is no strategy 'mirored'", "Did you mean --strategy mirrored?"),
     ],
 )

@@ -331,10 +331,7 @@ def _library(records: Path) -> Library:
     from paceline.view.records.library import Library
 
     if not records.is_dir():
-        raise UsageError(
-            f"--record {records}: there is no such folder.",
-            advice="Make a record: paceline run -n 2 train.py; or name the folder: paceline runs --record DIR",
-        )
+        raise options.no_records(records, "runs")
     return Library(records)
 
 

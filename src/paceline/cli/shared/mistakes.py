@@ -111,7 +111,13 @@ def _bad_value(parameter: Any, command: Any, verb: str, words: Sequence[str], me
         limits = "" if least is None else f" from {least:g}"
         limits += "" if most is None else f" to {most:g}"
         usual = parameter.default
-        example = max(2, int(least or 0)) if kind is int else (most if most is not None else least or 1.0)
+        example = (
+            PORT
+            if parameter.name == "port"
+            else max(2, int(least or 0))
+            if kind is int
+            else (most if most is not None else least or 1.0)
+        )
         if isinstance(usual, int | float) and usual >= (least or 0) and usual:
             example = usual
         return UsageError(
@@ -145,6 +151,7 @@ def _declared(command: Any, name: str) -> tuple[Any, float | None, float | None]
     return kind, getattr(about, "min", None), getattr(about, "max", None)
 
 
+PORT = 8000  # an example that any account may use
 # Words that people know from other programs.
 MEANT = {
     "compare": "Runs are compared in a browser: type paceline view, tick two or more runs, and press Compare.",

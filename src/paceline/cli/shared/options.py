@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.errors import UsageError
 from paceline.mods import catalog as mods
 from paceline.settings import Backend, Launcher, all_variables
 from paceline.strategies import catalog as strategies
@@ -21,6 +22,19 @@ HOW = "Run options"
 HOSTS = "Several hosts"
 STALLS = "Stalled workers"
 OUTPUT = "Output"
+
+
+def no_records(folder: Path, verb: str) -> UsageError:
+    """The error if the folder of the records does not exist."""
+    if folder == RECORDS:
+        return UsageError(
+            f"There are no records here: {Path.cwd()} has no folder {folder}.",
+            advice=f"Make a record: paceline run -n 2 train.py; or name the folder: paceline {verb} --record DIR",
+        )
+    return UsageError(
+        f"--record {folder}: there is no such folder.",
+        advice=f"Name the folder of the records, which is mostly called {RECORDS}.",
+    )
 
 
 def mod_values(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:

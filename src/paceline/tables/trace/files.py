@@ -38,6 +38,8 @@ def prove_trace(path: Path) -> str:
             f"{path} is a trace in Perfetto's binary format.",
             advice=f"Convert it with Perfetto's traceconv: traceconv json {path} trace.json",
         )
+    if path.suffix == ".py":
+        raise TraceError(f"{path} is a Python script, and not a trace.", advice=f"Type: paceline profile {path}")
     events = iter(JsonStream(path))
     try:
         next(events, None)

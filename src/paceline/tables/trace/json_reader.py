@@ -150,7 +150,8 @@ class JsonStream:
         if buffer[:1] == b"[":
             return buffer[1:], True
         if buffer[:1] != b"{":
-            self._refuse(f"begins with {buffer[:20]!r}, which is not JSON" if buffer else "is empty")
+            first = ascii(buffer[:20].decode("latin-1"))
+            self._refuse(f"begins with {first}, which is not JSON" if buffer else "is empty")
         while True:
             at = self._find_events(buffer)
             if at is not None:
