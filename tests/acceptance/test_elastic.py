@@ -224,6 +224,21 @@ def test_a_pipeline_has_all_samples_without_a_killed_worker(typist: Typist, plai
     assert done.stderr.count("the run goes on with") == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [[1], [0, 2]])
+@pytest.mark.parametrize("script", [TRAIN, PIPELINE])
+def test_a_scaled_batch_keeps_its_size_without_a_killed_worker(
+    typist: Typist, tmp_path: Path, script: str, ranks: list[int]
+) -> None:
+    printed = []
+    for fault in (NONE, AT_A_PLACE.format(place="loss", ranks=ranks, times=1)):
+        (tmp_path / "train.py").write_text(script.format(fault=fault))
+        done = typist.type(tmp_path, "run", "-n", "3", "--batch", "scale", "--elastic", "1", "train.py")
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+
+
 def test_too_few_workers_end_the_run(typist: Typist, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN.format(fault=AT_A_PLACE.format(place="loss", ranks=[1], times=2)))
     done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "2", "train.py")

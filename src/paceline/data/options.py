@@ -37,15 +37,19 @@ def how(parallel: Number, kind: Kind, deterministic: bool) -> How:
 
 def runs_as_one() -> bool:
     """Whether other workers run the same lines and must see the same batches: under `paceline run`, unless the script
-    distributes itself."""
+    distributes itself. Also on the last worker that is left of an elastic run, whose batches stay the same."""
     stage = current()
-    return stage is not None and stage.group.world > 1 and not stage.aside
+    if stage is None or stage.aside:
+        return False
+    return stage.group.world > 1 or stage.group.members is not None
 
 
 def grows() -> int:
     """The number of the script's batches that make one batch of the run: with `--batch scale` the number of workers."""
     stage = current()
-    return stage.group.world if stage is not None and runs_as_one() and stage.run.batch == "scale" else 1
+    if stage is None or not runs_as_one() or stage.run.batch != "scale":
+        return 1
+    return stage.group.world if stage.group.members is None else stage.run.workers  # also without those that are lost
 
 
 def workers() -> tuple[int, int]:

@@ -113,7 +113,7 @@ def find(stage: Stage) -> Callable[[], None]:
             stage.has_loader = True
             stage.emit("on_loader", self)
         grown = dealer.grows and self.batch_sampler is not None and not isinstance(self.dataset, IterableDataset)
-        each = stage.group.world if grown else 1
+        each = dealer.times if grown else 1
         iterator = loader_position.begin(self, stage.around("around_iteration", begin), each=each)
         # Not the loader itself: a reference cycle would end its processes late, in an order that makes them wait.
         iterator._paceline = known_of(self)
@@ -122,7 +122,7 @@ def find(stage: Stage) -> Callable[[], None]:
     @stage.guarded
     def __len__(self: Any) -> int:
         whole: int = stage.around("around_length", length)(self)
-        return -(-whole // stage.group.world) if dealer.grows else whole
+        return -(-whole // dealer.times)
 
     undo = [
         patch(LoaderIterator, "__next__", __next__),
@@ -196,6 +196,7 @@ class Dealer:
     def __init__(self, stage: Stage, fetch: Callable[..., Any], index: Callable[..., Any]) -> None:
         self.stage, self.group = stage, stage.group
         self.grows = stage.run.batch == "scale" and self.group.world > 1
+        self.times = self.group.world if self.grows else 1  # also if workers of an elastic run are lost
         self._fetch, self._index = fetch, index
         # The samples of a batch are shared among the workers of a host: hosts exchange none, and each loads them all.
         self._near = self.group.here()
@@ -226,8 +227,6 @@ class Dealer:
         """The batch that the script gets: the whole batch, or in the slice view this worker's rows."""
         batch, views = following(), self.stage.views
         if self._leaves_alone():
-            if self.group.members is not None:  # the last one that is left of an elastic run
-                views.hand_out(None)
             return batch
         if isinstance(batch, Part):
             if batch.dealt.use == "slice":
@@ -246,7 +245,8 @@ class Dealer:
         """Whether every worker loads whole batches without Paceline. In a thread of the script, batches and collectives
         have no fixed order, so rows cannot be exchanged there."""
         in_thread = threading.current_thread() is not threading.main_thread()
-        return self.group.world == 1 or self.stage.aside or in_thread
+        alone = self.group.world == 1 and self.group.members is None  # from the start
+        return alone or self.stage.aside or in_thread
 
     def _put_together(self, iterator: Any, part: Part) -> Any:
         split = Split.of(self._near, len(part.dealt))
@@ -287,7 +287,7 @@ class Dealer:
         index = self._index(iterator)
         mapped = iterator._dataset_kind == MAP
         if self.grows and mapped and getattr(iterator, "_auto_collation", False) and isinstance(index, list):
-            for _ in range(self.group.world - 1):
+            for _ in range(self.times - 1):
                 try:
                     index = index + self._index(iterator)
                 except StopIteration:
@@ -297,7 +297,7 @@ class Dealer:
     def _grown(self, batch: Any, following: Callable[[], Any]) -> Any:
         """Joins as many batches of an iterable dataset as there are workers, for `--batch scale`."""
         batches = [batch]
-        while len(batches) < self.group.world:
+        while len(batches) < self.times:
             try:
                 batches.append(following())
             except StopIteration:
