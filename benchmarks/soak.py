@@ -14,9 +14,9 @@ kills an agent, and with it the host's workers; the host is taken back at a comm
 Figures, 2 cores with a load of 5 to 40 from other work, `--minutes 15`: 69 minutes, 83 workers killed, 37 frozen, 79
 starts; all 18,000 lines as plain python prints them; 43 descriptors, 6 threads, 11 sockets and 369 MB in the first
 tenth and in the last; nothing left behind. With `--minutes 5 --hosts 2`, load 5 to 10: 13.7 minutes, 18 workers and 4
-agents killed, 1 worker frozen, 20 starts; all 6,000 lines as plain python prints them; 126 descriptors in the first tenth
-and never more than 131, 24 threads and 24 sockets and never more, 745 MB and never more than 747 (launcher, two agents
-and their zygotes); nothing left behind.
+agents killed, 1 worker frozen, 20 starts; all 6,000 lines as plain python prints them; 126 descriptors in the first
+tenth and never more than 131, 24 threads and 24 sockets and never more, 745 MB and never more than 747 (launcher, two
+agents and their zygotes); nothing left behind.
 """
 
 from __future__ import annotations
