@@ -8,6 +8,7 @@ from staged import lone_group, staged
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.comm.group import Group
 from paceline.mods import catalog
 from paceline.mods.in_force import InForce
 
@@ -46,3 +47,29 @@ def test_precision_leaves_a_call_under_the_scripts_own_autocast_alone():
         said = "--mod precision=bf16 is not in force: the script calls its models under autocast itself."
         assert said in stage.notices
         assert model(torch.randn(8, 4)).dtype is torch.float32
+
+
+def of_two(group: Group, mod: str, layer: type[nn.Module]) -> list[str]:
+    with staged(group, mods=(mod,)) as stage:
+        found = catalog.load(catalog.parse([mod])[0])
+        found.on_stage(stage)
+        stage.subscribe(InForce(stage, {mod: found}))
+        model = nn.Sequential(nn.Linear(4, 2), layer(2) if layer is nn.BatchNorm1d else layer())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        return [text for text in stage.notices if "not in force" in text]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("mod", "layer", "why"),
+    [
+        ("bn=local", nn.BatchNorm1d, ""),
+        ("bn=local", nn.Tanh, "no model of the script has a batch norm."),
+        ("random=own", nn.Dropout, ""),
+        ("random=own", nn.Tanh, "no model of the script draws random numbers."),
+    ],
+)
+def test_mods_of_several_workers(pool, mod, layer, why):
+    for told in pool(2).run(of_two, mod, layer):
+        assert told == ([f"--mod {mod} is not in force: {why}"] if why else [])

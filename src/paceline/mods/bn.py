@@ -23,7 +23,7 @@ class Mod:
     """Switches the exchange of statistics off."""
 
     def __init__(self, value: str) -> None:
-        pass
+        self._met = False
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
@@ -34,6 +34,10 @@ class Mod:
 
     def on_model(self, module: nn.Module) -> None:
         if self.stage.group.world > 1 and any(isinstance(m, BatchNorm) for m in module.modules()):
+            self._met = True
             self.stage.pulse.notice(
                 "bn=local: batch norm sees each worker's slice, as under DDP, so numbers differ from one process."
             )
+
+    def idle(self) -> str:
+        return "" if self._met or self.stage.group.world == 1 else "no model of the script has a batch norm."

@@ -22,6 +22,11 @@ class Mod:
         pass
 
     def on_stage(self, stage: Stage) -> None:
+        self.stage = stage
         stage.views.own_draws = True
         if stage.group.world == 1:
             stage.pulse.not_in_force("random=own", "there is one worker.")
+
+    def idle(self) -> str:
+        views = self.stage.views
+        return "" if views.drew or self.stage.group.world == 1 else "no model of the script draws random numbers."

@@ -50,6 +50,7 @@ class Views:
         self.averages = Averages()
         self.is_sliced = False  # mod view=slice: the script sees its worker's slice
         self.norms_see_batch = True  # batch norm: of the whole batch, or (mod bn=local) of the worker's slice
+        self.drew = False  # a sliced call drew random numbers
         self.own_draws = False  # random numbers in a sliced call: of one process, or (mod random=own) of the worker
         self.draws = Draws()
         self.draws.apart = self._stream.inside
@@ -174,6 +175,7 @@ class Views:
         else:
             with self.draws.in_call(split, plan.draws):
                 yield
+        self.drew = self.drew or bool(plan.draws)
         if plan.draws and (self.own_draws or plan.compiled):
             self.warn(OWN_DRAWS if self.own_draws else COMPILED_DRAWS)
         for what in self.draws.told:
