@@ -92,8 +92,16 @@ def ran(typed) -> tuple[dict, str]:
     return json.loads(done.stdout), done.stderr
 
 
-def test_a_mod_is_listed_and_runs(typed, ran):
-    assert "counts optimizer steps" in typed("-m", "paceline", "mods").stdout
+@pytest.fixture(scope="module")
+def printed(typed) -> dict[tuple[str, ...], str]:
+    """What command lines print that start no worker: all of them in one process."""
+    lines = [("mods",), ("--help",), ("toy", "--help"), ("toy", "hello"), ("toy", "hello", "--json")]
+    code = f"from paceline.__main__ import main\nfor line in {lines}:\n    assert main(line) == 0\n    print(end='\\f')"
+    return dict(zip(lines, typed("-c", code).stdout.removesuffix("\f").split("\f"), strict=True))
+
+
+def test_a_mod_is_listed_and_runs(printed, ran):
+    assert "counts optimizer steps" in printed[("mods",)]
     document, said = ran
     assert document["mods"] == ["toy"]
     assert "The toy mod counted 5 steps." in said
@@ -108,19 +116,18 @@ def test_a_strategy_is_chosen(sources, ran):
 
 def test_a_rule_speaks_and_is_in_the_book(typed, ran):
     code = "import sys; from pathlib import Path; from paceline.advise.registry import findings; "
-    code += "print([f.title for f in findings(Path(sys.argv[1])) if f.rule == 'toy'])"
-    assert typed("-c", code, ran[0]["record"]).stdout.strip() == "['only 5 steps']"
-    assert "The run made few steps." in typed("-m", "paceline.advise.book").stdout
+    code += "print([f.title for f in findings(Path(sys.argv[1])) if f.rule == 'toy']); "
+    code += "import runpy; runpy.run_module('paceline.advise.book', run_name='__main__')"
+    found, _, book = typed("-c", code, ran[0]["record"]).stdout.partition("\n")
+    assert found == "['only 5 steps']"
+    assert "The run made few steps." in book
 
 
-def test_a_verb_is_in_the_help_and_runs(typed):
-    lines = [("--help",), ("toy", "--help"), ("toy", "hello"), ("toy", "hello", "--json")]
-    code = f"from paceline.__main__ import main\nfor line in {lines}:\n    assert main(line) == 0\n    print(end='\\f')"
-    every, own, said, document = typed("-c", code).stdout.removesuffix("\f").split("\f")
-    assert "Says a word." in every
-    assert own.strip().startswith("Example: paceline toy hello")
-    assert said == "hello\n"
-    assert json.loads(document)["word"] == "hello"
+def test_a_verb_is_in_the_help_and_runs(printed):
+    assert "Says a word." in printed[("--help",)]
+    assert printed[("toy", "--help")].strip().startswith("Example: paceline toy hello")
+    assert printed[("toy", "hello")] == "hello\n"
+    assert json.loads(printed[("toy", "hello", "--json")])["word"] == "hello"
 
 
 @pytest.mark.slow  # mypy reads all sources anew; `make lint` does it for the real ones

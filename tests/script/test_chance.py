@@ -138,11 +138,11 @@ def test_the_workers_draw_alike(pool: Any, tmp_path: Path, source: str, world: i
     assert others == [first] * (world - 1)
 
 
-@pytest.mark.crossed("world")
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("use", list(USES))
+@pytest.mark.crossed("way")
+@pytest.mark.parametrize("way", [(use, world) for world in (2, 3) for use in USES], ids=str)
 @pytest.mark.parametrize("source", list(FOUND))
-def test_or_the_run_is_refused(pool: Any, tmp_path: Path, source: str, use: str, world: int) -> None:
+def test_or_the_run_is_refused(pool: Any, tmp_path: Path, source: str, way: tuple[str, int]) -> None:
+    use, world = way
     first, *others = pool(world).run(played, tmp_path, write(FOUND[source], USES[use]))
     assert others == [first] * (world - 1)
     what = "argument 0 of Linear, called at" if use == "shuffling" else "Linear.weight[0, 0] is"

@@ -95,7 +95,13 @@ def test_a_refusal_cannot_be_caught(play: Play, handler: str) -> None:
     assert len(list(read_steps(played.record, 0))) <= 3
 
 
-@pytest.mark.parametrize("ending", ["sys.exit(0)", "raise RuntimeError('step failed')", "number = 100"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "raise RuntimeError('step failed')",
+        *(pytest.param(ending, marks=pytest.mark.slow) for ending in ("sys.exit(0)", "number = 100")),
+    ],
+)
 def test_a_script_that_ends_after_all_ends_with_the_first_cause(play: Play, ending: str) -> None:
     played = play(_script("rank == 1 and next(iter(data))", "except", condition="number < 10", ending=ending))
     assert played.outcome.exit_code == 1

@@ -31,7 +31,10 @@ def test_a_script_imports_horovod_and_every_rank_speaks_for_itself(play: Play) -
     assert not played.notices
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "mxnet", "spark", "ray"])
+@pytest.mark.parametrize(
+    "name",
+    ["tensorflow.keras", "ray", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tensorflow", "mxnet", "spark"))],
+)
 def test_frameworks_that_are_not_there_are_named(play: Play, name: str) -> None:
     played = play(f"import horovod.{name} as hvd", launch_as="horovod", workers=1)
     assert f"horovod.{name.split('.')[0]}: Paceline has Horovod's interface for PyTorch" in played.outcome.message

@@ -268,6 +268,7 @@ def test_the_refusal_of_a_module_names_it_as_typed(play: Play) -> None:
         ("sys.exit('no data')", "exited with code 1"),
     ],
 )
+@pytest.mark.crossed("rank")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failure_of_a_script_that_distributes_itself_is_its_own(
     play: Play, rank: int, fault: str, cause: str

@@ -443,7 +443,7 @@ def train_in_replicas(group: Group, schedule: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [4, pytest.param(6, marks=pytest.mark.slow)])  # of 6, two have no row of 2
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("schedule", [*map(slow, ("1f1b", "gpipe")), "interleaved"])
 def test_replicas_with_the_loss_inside_give_the_same_numbers(pool: Any, schedule: str, workers: int) -> None:
     expected = train_inside()
     for found in pool(workers).run(train_in_replicas, schedule):
