@@ -47,6 +47,25 @@ def test_several_steps_are_in_one_view(visit):
     visit.check()
 
 
+STEP_WORDS = """(times) => {
+  const { line } = document.querySelector('.timeline').tools, { pen } = line, found = [];
+  pen.fillText = (words, x, y, room = Infinity) => {
+    if (y === 28) found.push([words, pen.measureText(words).width <= room]);
+  };
+  line.view = [0, line.range[1] * times];
+  line.draw();
+  delete pen.fillText;
+  return found;
+}"""
+
+
+def test_the_words_of_narrow_steps_are_shortened_and_not_squeezed(visit):
+    page = visit.open(f"/timeline/{TRAIN}?step=1&until=3")
+    assert page.evaluate(STEP_WORDS, 1) == [[f"step {n}", True] for n in (1, 2, 3)]
+    assert page.evaluate(STEP_WORDS, 12) == [[str(n), True] for n in (1, 2, 3)]
+    assert page.evaluate(STEP_WORDS, 100) == []
+
+
 def test_arrows_lead_from_a_launch_to_its_kernel_and_between_ranks(visit, records):
     told = spans_of(Library(records).open(TRAIN), 2)
     name, kind, track = [told.names[n] for n in told.name], told.kind, told.track

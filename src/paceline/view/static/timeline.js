@@ -341,16 +341,15 @@ class TimeLine {
       if (x >= this.gutter && x < this.width - 40) pen.fillText(inWords(time), x + 4, 10);
     }
     if (this.spans.steps.length > 1) {
-      let free = -Infinity;
       for (const { step, start, end } of this.spans.steps) {
-        const from = Math.max(this.x(start), this.gutter), until = Math.min(this.x(end), this.width), words = `step ${step}`;
+        const from = Math.max(this.x(start), this.gutter), until = Math.min(this.x(end), this.width);
         if (until < this.gutter || from > this.width) continue;
         pen.fillStyle = inks.quiet;
         pen.fillRect(from, AXIS - 4, 1.5, STEPS);
-        if (from < free || until - from < 14) continue;
+        // In full, or the number alone, or nothing: never squeezed.
+        const words = [`step ${step}`, String(step)].find((each) => pen.measureText(each).width <= until - from - 7);
         pen.fillStyle = inks.ink;
-        pen.fillText(words, from + 5, AXIS + 4, Math.max(until - from - 8, 10));
-        free = from + words.length * this.letter * 0.6;
+        if (words) pen.fillText(words, from + 5, AXIS + 4);
       }
     }
     pen.fillStyle = inks.line;
