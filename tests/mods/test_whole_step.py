@@ -22,6 +22,7 @@ from paceline.mods import cuda_graphs
 from paceline.mods.support import graph_choice
 from paceline.mods.support.cuda_graph import Capture, in_one_pool
 from paceline.mods.support.graph_choice import GraphChoice
+from paceline.mods.support.tape import State
 from paceline.mods.support.whole_step import WholeStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,6 +61,7 @@ def played_graphs(stage: Any) -> Capture:
     """Stands for `in_one_pool`: captured functions run at once, and their effects are taken back."""
 
     def capture(body: Callable[[], Any]) -> Callable[[], None]:
+        modes = State.now(DEVICE)
         buffers = [(buffer, buffer.clone()) for module in stage.roots for buffer in module.buffers()]
         with torch.random.fork_rng():
             memory = [None if result is None else result.detach() for result in body()]
@@ -67,7 +69,7 @@ def played_graphs(stage: Any) -> Capture:
             buffer.data.copy_(before)  # autograd must not see it
 
         def replay() -> None:
-            with stage.inside(), torch.enable_grad():  # a graph calls no module, and knows no mode
+            with stage.inside(), modes.on(DEVICE):  # a graph calls no module, and keeps the modes of its capture
                 results = body()
             for place, result in zip(memory, results, strict=True):
                 if place is not None:
@@ -235,6 +237,32 @@ def loss_in_the_model() -> list[Any]:
     return found
 
 
+class Pair(Net):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]
+        logits = super().forward(x)
+        return logits, F.cross_entropy(logits, y)
+
+
+def trainer_with_autocast_and_scaler() -> list[Any]:
+    model, optimizer = made(Pair)
+    model.float()
+    scaler = torch.amp.GradScaler(DEVICE, enabled=False)
+    found = []
+    for x, y in batches(12):
+        for micro in range(2):
+            with torch.autocast(DEVICE, torch.bfloat16):
+                _, loss = model(x[micro::2].float(), y[micro::2])
+                loss = loss / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        found += [round(loss.item() * 2, 2), round(norm.item(), 1)]  # of 8 bits
+    return found
+
+
 def some_steps_differ() -> list[Any]:
     model, optimizer = made()
     found = []
@@ -289,6 +317,7 @@ WHOLE = [
     measured_before_backward,
     weights_and_scales,
     loss_in_the_model,
+    trainer_with_autocast_and_scaler,
     some_steps_differ,
     forgotten_calls,
     text_of_tensors,
@@ -339,6 +368,12 @@ def _read(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return loss * 2 if loss.item() > 0.5 else loss
 
 
+def _moved(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    logits = model(x)
+    logits.to("meta")  # as `.cpu()` on a GPU
+    return F.cross_entropy(logits, y)
+
+
 def _in_place(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     loss = F.cross_entropy(model(x), y)
     loss += 0.5
@@ -347,6 +382,7 @@ def _in_place(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
 
 IN_PARTS = {
     "read before backward": _loop(_read),
+    "moved": _loop(_moved),
     "changed in place": _loop(_in_place),
     "a penalty on weights": _loop(lambda m, x, y: F.cross_entropy(m(x), y) + sum(p.norm() for p in m.parameters())),
     "a function of autograd": _loop(lambda m, x, y: F.cross_entropy(Doubled.apply(m(x)), y)),

@@ -19,7 +19,7 @@ from torch import nn
 from paceline.errors import ScriptError
 from paceline.mods.support.cuda_graph import Capture, GraphedCall, GraphLayout, casting_anew
 from paceline.mods.support.kept_gradients import WITHOUT, KeptGradients
-from paceline.mods.support.promise import Promise, Use, call_for_real, real, spent
+from paceline.mods.support.promise import Promise, Use, call_for_real, found_in, real, spent
 from paceline.mods.support.tape import Given, State, Tape, Unfit, entry_of
 from paceline.script import tree
 
@@ -68,7 +68,8 @@ class Recording:
             return call_for_real(func, args, kwargs)
         with casting_anew():  # as in the capture, for compiled functions
             found = call_for_real(func, args, kwargs)
-        if not all(isinstance(leaf, torch.Tensor) for leaf in tree.leaves(found)):
+        device = found_in((args, kwargs))[0].device
+        if not all(isinstance(leaf, torch.Tensor) and leaf.device == device for leaf in tree.leaves(found)):
             self.refuse(f"{getattr(func, '__name__', func)} is read by the host before backward.")
             return found
         self.tape.entries.append(entry)
