@@ -11,11 +11,12 @@ first visit of a server that was just started, which reads these columns and lay
 Each visit is taken apart: until the page has arrived, until the overview has, until it is drawn. Then the times of
 frames while zooming and moving, and the bytes that a browser with an empty cache loads for a page.
 
-On a VM with two cores and about eight busy processes of others, before and after the columns, the layout and the
-overview were kept, in turn: first visit of a server 16.2 s to read the traces + 3.8 s → 1.2 to 1.7 s; later visits
-1.0 to 1.6 s → 0.8 to 1.8 s until it is drawn, 1.4 to 1.7 s until all events are there; bytes until it is drawn 28.5 MB
-→ 2.9 MB; CPU time of the server in the first visit about 8 s → 0.3 to 0.4 s. The first visit ever, if `profile` has
-kept nothing, still parses the traces: 20 s.
+On a VM with two cores and 7 to 10 busy processes of others, once before and twice after the columns, the layout and the
+overview were kept (after, before, after): first visit of a server 16.2 s to read the traces and make the page of ops,
+then 3.8 s → 1.2 to 1.7 s (medians of three servers: 1.5 and 1.2 s). Later visits, until it is drawn: 1.0 to 1.6 s → 0.8
+to 1.8 s, no clear difference; until all events are there: 1.7 and 1.4 s. Bytes until it is drawn: 28.5 MB → 2.9 MB. CPU
+time of the server's layout alone 1.7 s → of its whole first visit 0.3 to 0.4 s. The first visit ever, if `profile` has
+kept nothing, still parses the traces: 20 s, 7 s of them CPU time.
 """
 
 from __future__ import annotations
