@@ -162,7 +162,7 @@ def test_one_run_alone_cannot_be_compared(visit):
         ("sweep", "knee at batch 256"),
         ("scale", "5.68× on 8 workers, 71 % efficiency"),
         ("converge", "lamb: accuracy 73.5 %"),
-        ("profile", "3 findings, up to 1.8×"),
+        ("profile", "3 findings, up to 1.62×"),
         ("noise", "accuracy 90.0 %"),
         ("failed", "AttributeError: 'Tensor' object has no attribute 'missing'"),
         ("run", ""),
