@@ -108,14 +108,16 @@ def test_the_batch_script_passes_the_signal_on_and_requeues(
 
 
 LASTING = """
-import os, signal, torch, paceline
+import os, signal, threading, torch, paceline
 model = torch.nn.Linear(1, 1)
 state = paceline.Elastic(model, step=0)
 while state.step < 4:
     print(state.step, flush=True)
     if state.step == 1 and "SLURM_RESTART_COUNT" not in os.environ:
+        handle, came = signal.getsignal(signal.SIGUSR1), threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *told: (handle(*told), came.set()))
         os.kill(int(os.environ["BATCH"]), signal.SIGUSR1)
-        signal.pause()  # until the signal has come back from the batch script, by way of the launcher
+        came.wait()  # until the signal has come back from the batch script, by way of the launcher
     state.step += 1
     state.commit()
 """
