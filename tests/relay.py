@@ -26,6 +26,11 @@ class Relay:
         """`back`: the next bytes that go back to whoever has connected."""
         self._breaks = "back" if back else "there"
 
+    @property
+    def is_to_break(self) -> bool:
+        """Whether the bytes that `break_off` waits for have not come yet."""
+        return bool(self._breaks)
+
     def close(self) -> None:
         self._over.set()
         for thread in self._threads:
