@@ -103,7 +103,8 @@ def moment(seed: int) -> tuple[int, str, int]:
     return chance.randrange(4), kind, chance.randint(1, MOMENTS[kind])
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
 def test_a_worker_killed_at_a_random_moment_changes_no_number(
     typist: Typist, plain: PlainPython, tmp_path: Path, seed: int
 ) -> None:

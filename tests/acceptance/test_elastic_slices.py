@@ -101,7 +101,7 @@ def disturbed(
     [
         (HERE, "backward", [2], 3, 3),
         pytest.param(HERE, "forward", [0], 4, 4, marks=pytest.mark.slow),
-        (HOSTS, "backward", [0], 3, 3),
+        pytest.param(HOSTS, "backward", [0], 3, 3, marks=pytest.mark.slow),
         pytest.param(HERE, "loss", [1], 2, 2, marks=pytest.mark.slow),
         pytest.param(HERE, "loss", [0], 6, 6, marks=pytest.mark.slow),
         pytest.param(HERE, "before the step", [3], 2, 3, marks=pytest.mark.slow),
@@ -139,7 +139,8 @@ def test_a_lost_worker_takes_its_slice_of_one_step_along(
     assert (tmp_path / "log.csv").read_text() == "".join(f"{n}\n" for n in range(1, 11))
 
 
-@pytest.mark.parametrize(("where", "rank"), [(HERE, 1), pytest.param(HOSTS, 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "rank"), [(HERE, 1), (HOSTS, 0)])
 def test_the_loss_curve_stays_within_tolerance(
     typist: Typist, tmp_path: Path, where: tuple[str, ...], rank: int
 ) -> None:
