@@ -70,10 +70,6 @@ class ModelCalls:
     def graphs(self) -> list[GraphedCall]:
         return [graph for kind in self.kinds.values() for graph in kind.graphs]
 
-    @property
-    def captured(self) -> bool:
-        return bool(self.graphs)
-
     def see(self, given: Any) -> tuple[CallKind, bool]:
         """Counts a call; returns its kind, and whether such calls are common enough for a graph."""
         key = kind_of(given)
@@ -98,7 +94,7 @@ class GraphChoice:
 
     @property
     def captured(self) -> bool:
-        return any(known.captured for known in self._models.values())
+        return any(known.graphs for known in self._models.values())
 
     def interrupt(self) -> None:
         """What comes next needs the effects of the last call, which may still have to be computed."""

@@ -16,10 +16,10 @@ import torch
 from torch.autograd.function import Function
 
 from paceline.errors import ScriptError
+from paceline.mods.support.kept_gradients import WITHOUT
 from paceline.mods.support.tape import mapped
 from paceline.torch_private import make_wrapper_subclass, no_torch_function
 
-WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script."
 _ATTRIBUTES = ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_sparse", "is_meta")
 _METHODS = (
     *("size", "dim", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous", "element_size"),

@@ -183,11 +183,11 @@ class WholeStep(GraphedCall):
         self._loss()
         self._kept_by_loss.hand_out()
 
-    def with_gradients(self, outputs: tuple[torch.Tensor, ...], *, by_name: bool) -> Any:
+    def with_gradients(self, outputs: tuple[torch.Tensor, ...]) -> Any:
         """The outputs as those of any `GraphedCall`, whose backward is a graph of its own."""
         self._ready = outputs
         with torch.inference_mode(False), torch.enable_grad():  # wherever the script is
-            return self(None, by_name=by_name)
+            return self(None, by_name=False)
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         ready, self._ready = self._ready, None
@@ -272,7 +272,7 @@ class Pending:
         self._whole.misses += 1
         calls, promised, outputs = self._calls, self._promised, self._outputs
         self._close()
-        _keep_values(promised, self._whole.with_gradients(outputs or self._whole.outputs(), by_name=False))
+        _keep_values(promised, self._whole.with_gradients(outputs or self._whole.outputs()))
         for func, args, kwargs, state, results in calls:
             args, kwargs = real((args, kwargs))
             with state.on(self._whole.statics[0].device.type):
