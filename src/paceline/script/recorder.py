@@ -16,7 +16,7 @@ from paceline.comm.stopwatch import UNSPLIT, Lap
 from paceline.record.phases import EVALUATION, PHASES
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
-from paceline.script import memory_limit
+from paceline.script import memory
 from paceline.script.losses import LossReader, LossTicket
 from paceline.script.output.tracking import Tracking
 from paceline.script.seams.stage import Stage, call_site
@@ -143,7 +143,7 @@ class Recorder:
     def _read_memory(self, wait: bool) -> None:
         now = time.perf_counter()
         if wait or not self._memory or now - self._memory_read > WEIGH:
-            self._memory, self._memory_read = memory_limit.most_taken(), now
+            self._memory, self._memory_read = memory.most_taken(), now
 
 
 TRACKED = 0.02  # seconds between writes if the script's tracker gets the steps, too: its next row may come at once

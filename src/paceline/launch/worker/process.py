@@ -29,12 +29,10 @@ from paceline.launch.worker.worker_main import perform
 from paceline.record import stopping
 from paceline.record.folder import log_path
 from paceline.record.logs import LogFile, open_log
-from paceline.script import memory_limit
+from paceline.script import memory
 from paceline.settings import LAUNCHER_VARIABLES, SCHEDULER_VARIABLES, WorkerSettings, use
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MMAP_THRESHOLD = 32 << 20  # the most that glibc itself sets in a process that frees large blocks
 
 
 def default_threads() -> int:
@@ -77,7 +75,7 @@ def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[in
         _redirect(settings, pipes)
         os.chdir(spawn.folder)
         if settings.run.memory_limit:
-            memory_limit.limit(settings.run.memory_limit)
+            memory.limit(settings.run.memory_limit)
         control.pulse.on_failure = lambda error: control.failed(describe(error))
         perform(settings, control.pulse, spawn.scratch)
     except SystemExit as end:
@@ -132,24 +130,8 @@ def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
     # Even a call with the present number of threads would switch off MKL's dynamic choice of threads.
     if torch.get_num_threads() != settings.threads:
         torch.set_num_threads(settings.threads)
-    _keep_freed_memory(settings.local_world)
-
-
-def _keep_freed_memory(workers: int) -> None:
-    """glibc returns freed memory to the system when a step's activations are freed, and the next step pays for every
-    page again: about a fifth of the time of a small CNN's step, and more in some runs than in others. From now on the
-    process keeps freed blocks below 32 MiB for its next step; all workers together up to 1 % of the host's memory, and
-    each up to 1 GiB. What the user has set in the environment stays."""
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
-        return  # another C library
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # Setting either threshold switches off glibc's own adjustment of both.
-    mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
-    mallopt(_M_TRIM_THRESHOLD, min(memory // 100 // workers, 1 << 30))
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):  # the user's choice stays
+        memory.keep_freed(settings.local_world)
 
 
 def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
@@ -191,7 +173,7 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
     # A DataLoader whose process was killed raises in its SIGCHLD handler: that must not interrupt this report.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.run.memory_limit:
-        memory_limit.lift()
+        memory.lift()
     control.failed(describe(error))
     for stream in (sys.stdout, sys.stderr):
         try:

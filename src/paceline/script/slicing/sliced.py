@@ -19,7 +19,7 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
-from paceline.script import tree
+from paceline.script import memory, tree
 from paceline.script.redo import Redo
 from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
@@ -152,6 +152,7 @@ class SlicedCalls:
         if kind not in plans or (before is not None and (not before.fits(leaves) or self._is_due(before, leaves))):
             whole = tree.replace(given, unsharded)
             known = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
+            memory.return_freed()
             if isinstance(known, SlicePlan):
                 known.calls = 1 if before is None else before.calls
         if isinstance(known, NotSplitError) and _has_parts(module):
