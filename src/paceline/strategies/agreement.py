@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from paceline.comm.call_site import script_line
+from paceline.comm.group import Group
 from paceline.script import chance
 from paceline.script.seams.stage import Stage
 from paceline.strategies.differing import Differing
@@ -39,8 +40,19 @@ HELD = 8  # updates without a call, after which a model is released
 class Agreement:
     """The comparison on one of several workers."""
 
-    def __init__(self, stage: Stage, name_of: Callable[[nn.Module], str]) -> None:
-        self.stage, self.group, self._name_of = stage, stage.rows, name_of
+    def __init__(
+        self,
+        stage: Stage,
+        name_of: Callable[[nn.Module], str],
+        group: Group | None = None,
+        *,
+        of_parts: bool = True,
+        of_seeds: bool = True,
+    ) -> None:
+        """`group`: the workers that must hold the same; those that share rows, unless others are given. `of_parts`:
+        they hold the same parts of weights that a strategy has divided. `of_seeds`: seeds are compared, too."""
+        self.stage, self.group, self._name_of = stage, stage.rows if group is None else group, name_of
+        self._of_parts, self._of_seeds = of_parts, of_seeds
         self.weights, self.arguments, self.saved, self.seeds = Ledger(), Ledger(), Ledger(), Ledger()
         self.ledgers = (self.seeds, self.arguments, self.weights, self.saved)  # likeliest cause first
         self.models: weakref.WeakKeyDictionary[nn.Module, Watched] = weakref.WeakKeyDictionary()
@@ -48,7 +60,7 @@ class Agreement:
         # freed at a different moment on each worker, and its last update must still be compared.
         self._held: dict[nn.Module, Watched] = {}
         self._met = 0
-        self.differing = Differing(stage, self.models, (self.weights, self.saved))
+        self.differing = Differing(stage, self.models, (self.weights, self.saved), self.group)
         self.steps = 0  # of the script
         self._updates = 0  # optimizer steps; without an optimizer, backwards
         self._updated = ""  # the line of the last update
@@ -113,7 +125,7 @@ class Agreement:
 
     def riders(self, *, wait: bool = False) -> list[int]:
         """The totals of this worker: two numbers per ledger."""
-        for number, about in chance.seeds_noted():
+        for number, about in chance.seeds_noted() if self._of_seeds else ():
             self.seeds.add([], about, number)
         return [number for ledger in self.ledgers for number in ledger.shown(wait=wait)]
 
@@ -141,7 +153,7 @@ class Agreement:
     def _meet(self, module: nn.Module) -> Watched:
         watched = self.models.get(module)
         if watched is None:
-            watched = self.models[module] = Watched(self._met, self._name_of(module))
+            watched = self.models[module] = Watched(self._met, self._name_of(module), of_parts=self._of_parts)
             self._met += 1
         self._held[module] = watched
         return watched

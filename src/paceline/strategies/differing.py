@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.script.seams.stage import Stage
 from paceline.strategies.digest import digest, parts
@@ -66,9 +67,13 @@ class Differing:
     """The examination of differences on one worker."""
 
     def __init__(
-        self, stage: Stage, models: weakref.WeakKeyDictionary[nn.Module, Watched], of_weights: Sequence[Ledger]
+        self,
+        stage: Stage,
+        models: weakref.WeakKeyDictionary[nn.Module, Watched],
+        of_weights: Sequence[Ledger],
+        group: Group,
     ) -> None:
-        self.stage, self.group, self.models, self._of_weights = stage, stage.rows, models, of_weights
+        self.stage, self.group, self.models, self._of_weights = stage, group, models, of_weights
         self._told: set[str] = set()
 
     def look(self, ledger: Ledger, steps: int) -> None:

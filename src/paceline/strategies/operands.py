@@ -13,7 +13,8 @@ A fold is a sum with fixed factors, so that rounding on different processors cha
 from __future__ import annotations
 
 import math
-from typing import Any
+import struct
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,8 +33,10 @@ ROUNDING = 1e-4  # of one value: what is left after sums in another order
 class Operands:
     """What this worker has put into divided tensors since the last comparison."""
 
-    def __init__(self, divided: type) -> None:
-        """`divided`: the class of these tensors."""
+    WIDTH: ClassVar[int] = 2  # numbers that a worker shows
+
+    def __init__(self, divided: type | tuple[type, ...]) -> None:
+        """`divided`: the classes of these tensors."""
         self._divided = divided
         self.count = 0
         self._fold = 0.0
@@ -47,7 +50,7 @@ class Operands:
         elif isinstance(value, dict):
             self.note(list(value.values()))
         elif isinstance(value, torch.Tensor):
-            if not isinstance(value, (self._divided, Rows)):
+            if not isinstance(value, self._divided) and not isinstance(value, Rows):
                 self._note_tensor(value)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             self._add(float(value))
@@ -69,19 +72,26 @@ class Operands:
     def compare(self, group: Group) -> None:
         """PartedError if the workers have put different numbers into divided tensors. Every worker calls it; waits for
         all."""
+        self.judge(group.gather_vectors(torch.tensor(self.shown(), device="cpu"), "the comparison of updates"))
+
+    def shown(self) -> list[int]:
+        """What this worker shows the others: how many values, and the bits of the fold."""
         for number, weight, about in self._sketches:
             projection, square = about.tolist()
             norm = math.sqrt(square) if square >= 0 else math.nan
             share = projection / norm if norm > LEAST else 0.0
             self._fold += weight * _factor(number) * (_scaled(norm) + (share if math.isfinite(share) else 1.0))
-        mine = torch.tensor([self.count, self._fold], dtype=torch.float64, device="cpu")
-        told = group.gather_vectors(mine, "the comparison of updates")
-        count, self.count, self._fold = self.count, 0, 0.0
         self._sketches.clear()
-        gap = float((told[:, 1] - told[0, 1]).abs().max())
-        if bool((told[:, 0] == told[0, 0]).all()) and gap <= ROUNDING * math.sqrt(max(count, 1)):
+        return [self.count, struct.unpack("<q", struct.pack("<d", self._fold))[0]]
+
+    def judge(self, shown: torch.Tensor) -> None:
+        """PartedError if the rows, one for each worker, differ by more than rounding."""
+        counts, folds = shown[:, 0], shown[:, 1].contiguous().view(torch.float64)
+        count, self.count, self._fold = self.count, 0, 0.0
+        gap = float((folds - folds[0]).abs().max())
+        if bool((counts == counts[0]).all()) and gap <= ROUNDING * math.sqrt(max(count, 1)):
             return
-        rank = int((told != told[0]).any(1).nonzero().flatten()[0])
+        rank = int((shown != shown[0]).any(1).nonzero().flatten()[0])
         raise PartedError(
             f"The workers' updates differ at {script_line()}: numbers that the script puts into weights or gradients "
             f"that the workers have divided are not the same on worker 0 and worker {rank}.",

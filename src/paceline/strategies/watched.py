@@ -40,6 +40,7 @@ class Watched:
 
     number: int  # in the order of the models' first calls
     name: str
+    of_parts: bool = True  # also weights that a strategy has divided: their parts
     updates: int | None = None  # the script's updates when this model was last called
     steps: int = 0  # calls that followed an update
     idle: int = 0  # calls that did not: evaluation
@@ -80,7 +81,11 @@ class Watched:
                     self._buffers.append((weakref.ref(child), child._buffers, path, name))
                     if (path, name) not in self._changed_buffers:
                         found.append((".".join(filter(None, (self.name, path, name))), buffer))
-        return [(name.replace("._orig_mod", ""), held(tensor)) for name, tensor in found]
+        return [
+            (name.replace("._orig_mod", ""), part)
+            for name, tensor in found
+            if (part := held(tensor)) is tensor or self.of_parts
+        ]
 
     def look_at_buffers(self) -> None:
         """Notes the buffers' versions before a call."""

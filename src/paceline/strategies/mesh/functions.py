@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import tree
-from paceline.strategies.mesh import class_losses, layers, transforms
+from paceline.strategies.mesh import class_losses, entering, layers, transforms
 from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
@@ -88,6 +88,8 @@ def answer(f: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if is_transformed() and kind is not _fact:
         args, kwargs = transforms.with_wholes((args, kwargs))
         return f(*args, **kwargs)
+    if (noted := ENTERING.get(kind)) is not None:
+        noted(args, kwargs)
     return kind(f, name, args, kwargs)
 
 
@@ -250,6 +252,7 @@ def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
             (args, kwargs), lambda leaf: full if leaf is target else whole(leaf) if is_sharded(leaf) else leaf
         )
         f(*given, **named)
+        entering.note(full)
         _shard(target).to_local().copy_(split_like(full, _shard(target)).to_local())
     return None if name == "__setitem__" else target
 
@@ -379,4 +382,11 @@ def show(tensor: DTensor) -> str:
     return repr(whole(tensor))
 
 
+# Functions through which numbers of the script enter split tensors, and who is told their arguments.
+ENTERING: dict[Any, Callable[[Any, Any], None]] = {
+    **dict.fromkeys((_pointwise, _set_data, _set_grad), lambda args, kwargs: entering.note((args, kwargs))),
+    **dict.fromkeys((_changed, _rewritten), entering.note_change),
+    _listed: entering.note_lists,
+    _gradients: lambda args, kwargs: entering.note(args[:1]),  # the outputs of torch.autograd.grad
+}
 ShardedParameter.answer = staticmethod(answer)

@@ -12,7 +12,7 @@ results.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -21,17 +21,19 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import register_sharding
 
 from paceline.comm.axes import Axes
+from paceline.comm.group import Group
 from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import UsageError
 from paceline.script import chance, tree
 from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.mesh import functions, transforms
+from paceline.strategies.mesh import entering, functions, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.hybrid import ShardedMesh
 from paceline.strategies.mesh.layout import MeshLayout
+from paceline.strategies.mesh.model_agreement import ModelAgreement
 from paceline.strategies.mesh.model_axis import connect
 from paceline.strategies.mesh.same_rows import SameRows
 from paceline.strategies.mesh.sharded_parameter import (
@@ -45,7 +47,6 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mesh.split_output import SplitOutput, make_plain
-from paceline.strategies.owned.comparison import compare_arguments, compare_options
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipeline import Pipeline
 from paceline.torch_private import is_any_true, is_compiled, plain_data, uncompiled
@@ -85,9 +86,12 @@ class Mesh(PartGradients):
         self.data, self.model = data, model
         self.layout = MeshLayout.of(layout, dimensions)
         self._mesh: Any = None  # the axis model as a DeviceMesh
+        self._along_model: Group | None = None
         self._calls: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._told = False
         self._same_rows: SameRows | None = None  # with one worker on the axis data
+        self._model_agreement: ModelAgreement | None = None  # with several on the axis model
+        self._are_equal = False  # the model's weights are rank 0's at this moment
 
     def axes(self, workers: int) -> Axes:
         data = self.data or workers // max(self.model, 1)
@@ -105,13 +109,16 @@ class Mesh(PartGradients):
         _ask_for_whole_tensors()
         if stage.rows.world == 1:
             chance.share(stage)
-            self._same_rows = SameRows(stage, self.split_parameters)
+            self._same_rows = SameRows(stage, partial(self.split_parameters, equal=True))
             stage.subscribe(self._same_rows)
+        self._model_agreement = ModelAgreement(stage, self._workers_of_axis(), self._name_of)
+        stage.subscribe(self._model_agreement)
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
-    def split_parameters(self, module: nn.Module) -> None:
-        """Splits the parameters as the layout says. Every worker calls it, with equal values."""
+    def split_parameters(self, module: nn.Module, *, equal: bool) -> None:
+        """Splits the parameters as the layout says. Every worker calls it. `equal`: their values were just made equal;
+        otherwise they are compared at the next message."""
         if self.model == 1:
             return
         if any(is_compiled(child) or isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
@@ -135,6 +142,7 @@ class Mesh(PartGradients):
             chosen.append((parameter, dim, dims[dim]))
         with torch.inference_mode(False):  # the first call may be an evaluation
             for parameter, dim, name in chosen:
+                entering.note(parameter.grad if equal else (parameter, parameter.grad))
                 shard_in_place(parameter, self._axis(parameter.device.type), dim, name)
                 cast(Any, parameter).tokens = self.layout.axis_of.get("tokens") == "model"
         if chosen and not self._told:
@@ -151,28 +159,37 @@ class Mesh(PartGradients):
         if self._mesh is None or self._mesh.device_type != device:
             stage = self.stage
             self._mesh = torch_mesh.mesh(stage.group, stage.axes, device, "data", "tensor")["tensor"]
-            group = stage.group.along("tensor", stage.axes.members(stage.group.rank, "tensor"))
-            group.ending, group.together = stage.ending, stage.together
-            connect(self._mesh, group)
+            connect(self._mesh, self._workers_of_axis())
         return self._mesh
+
+    def _workers_of_axis(self) -> Group:
+        """The workers of this worker's axis model."""
+        if self._along_model is None:
+            stage = self.stage
+            self._along_model = stage.group.along("tensor", stage.axes.members(stage.group.rank, "tensor"))
+            self._along_model.ending, self._along_model.together = stage.ending, stage.together
+        return self._along_model
 
     def place(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
-            split_state(optimizer)
+            split_state(optimizer, entering.note)
 
     def before_step(self, optimizer: Any) -> None:
         super().before_step(optimizer)
-        if self.model > 1:
-            compare_options(optimizer, self.stage.group)
-        split_state(optimizer)
+        split_state(optimizer, entering.note)
+
+    def on_enough(self) -> None:
+        super().on_enough()
+        if self._model_agreement is not None:
+            self._model_agreement.compare_last()
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain, but
         large logits of a split vocabulary stay split."""
-        if self.model > 1 and not self.stage.views.batch_is_cut:
-            compare_arguments((args, kwargs), self.stage.group)
+        if self._model_agreement is not None and not self.stage.views.batch_is_cut:
+            self._model_agreement.call((args, kwargs))
         if plain not in self._calls:
             self._calls[plain] = self._with_plain_outputs(plain)
         return self.stage.views.call(self._calls[plain], module, args, kwargs)
@@ -216,12 +233,20 @@ class Mesh(PartGradients):
         """What this worker keeps of a whole tensor."""
         if not is_sharded(like) or is_sharded(value):
             return value
+        entering.note(value)
         return split_like(value, like.shard if isinstance(like, ShardedParameter) else like)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
+    def on_model(self, module: nn.Module) -> None:
+        self._are_equal = True
+        try:
+            super().on_model(module)
+        finally:
+            self._are_equal = False
+
     def _meet_all(self, module: nn.Module) -> None:
-        self.split_parameters(module)
+        self.split_parameters(module, equal=self._are_equal)
         super()._meet_all(module)
 
     def _is_divided(self, parameter: Any) -> bool:

@@ -94,12 +94,13 @@ def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: st
         parameter.grad = grad
 
 
-def split_state(optimizer: torch.optim.Optimizer) -> None:
-    """Splits tensors of an optimizer's state that were made, or loaded, whole."""
+def split_state(optimizer: torch.optim.Optimizer, note: Callable[[Any], None]) -> None:
+    """Splits tensors of an optimizer's state that were made, or loaded, whole. `note` is told what is split."""
     for parameter, state in optimizer.state.items():
         if isinstance(parameter, ShardedParameter) and isinstance(state, dict):
             for value in state.values():
                 if type(value) is torch.Tensor and value.shape == parameter.shape:
+                    note(value)
                     placement: Any = parameter.shard.placements[0]
                     shard_in_place(value, parameter.shard.device_mesh, placement.dim)
 

@@ -46,26 +46,29 @@ def compare(optimizer: Any, updated: Sequence[torch.Tensor], group: Group, tell:
     _explain_gradients(gradients, group, tell)
 
 
-def compare_options(optimizer: Any, group: Group) -> None:
+def compare_options(optimizer: Any, group: Group, riders: Sequence[int] = ()) -> torch.Tensor:
     """PartedError if the options (learning rates, …) differ between the workers, of which each updates its own shards.
-    Every worker calls it; waits for all."""
+    Every worker calls it; waits for all. Returns the `riders` of all workers, one row for each: numbers that go with
+    the message."""
     options = _options(optimizer)
-    rows = group.gather_vectors(torch.tensor([zlib.crc32(repr(options).encode())], device="cpu"), WHAT)
-    if bool((rows != rows[0]).any()):
+    rows = group.gather_vectors(torch.tensor([zlib.crc32(repr(options).encode()), *riders], device="cpu"), WHAT)
+    if bool((rows[:, 0] != rows[0, 0]).any()):
         _explain_options(options, group)
+    return rows[:, 1:]
 
 
-def compare_arguments(given: Any, group: Group) -> None:
+def compare_arguments(given: Any, group: Group, riders: Sequence[int] = ()) -> torch.Tensor:
     """PartedError if a call's arguments differ between workers that compute parts of the same rows. Every worker calls
-    it; waits for all."""
+    it; waits for all. Returns the `riders` of all workers, as `compare_options` does."""
     tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Rows)]
     shapes = zlib.crc32(repr([(tuple(leaf.shape), leaf.dtype) for leaf in tensors]).encode())
     total = sum(int(number) for number in digest(tensors)) % 2**62
-    rows = group.gather_vectors(torch.tensor([shapes, total], device="cpu"), "the comparison of arguments")
-    if bool((rows != rows[0]).any()):
+    rows = group.gather_vectors(torch.tensor([shapes, total, *riders], device="cpu"), "the comparison of arguments")
+    if bool((rows[:, :2] != rows[0, :2]).any()):
         raise PartedError(
             f"The arguments of the model's call at {script_line()} differ between the workers.", advice=ARGUMENTS_ADVICE
         )
+    return rows[:, 2:]
 
 
 def _options(optimizer: Any) -> list[list[Any]]:
