@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from paceline.imports import after_import, stand_in
+from paceline.imports import after_import, holders, stand_in
 
 
 def test_a_module_that_was_looked_for_before_its_import_is_still_waited_for(
@@ -81,3 +81,13 @@ def test_a_stand_in_may_be_declined_by_name(home: Path) -> None:
     importlib.import_module("absent_one")
     with pytest.raises(ImportError, match="there is no part"):
         importlib.import_module("absent_one.part.leaf")
+
+
+def test_who_holds_an_object_is_found_in_modules_old_and_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    thing = object()
+    for name in ("holder_1", "holder_2", "holder_3"):
+        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
+        vars(module)["kept"] = thing
+        assert [module.__name__ for module, _ in holders(thing)][-1] == name
+    vars(sys.modules["holder_1"])["kept"] = None
+    assert [(module.__name__, name) for module, name in holders(thing)] == [("holder_2", "kept"), ("holder_3", "kept")]

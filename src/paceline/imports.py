@@ -1,5 +1,5 @@
-"""Two things at imports: a function that is called when a module has been imported, for modules that may never be; and
-a package that stands in for another one where that is not installed."""
+"""Three things at imports: a function that is called when a module has been imported, for modules that may never be; a
+package that stands in for another one where that is not installed; and which modules hold an object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
+
+_holders: dict[int, tuple[Any, list[tuple[Any, str]], str]] = {}  # by id: the object, its holders, the last module
 
 
 def after_import(name: str, do: Callable[[Any], None]) -> None:
@@ -45,6 +48,18 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def holders(thing: object) -> list[tuple[Any, str]]:
+    """The modules that hold this object, each with the name under which it does. A second call looks only at modules
+    that were imported since the first one: the zygote makes the first call, because a look at every module writes into
+    most of Python's memory, and each worker would then have to copy it."""
+    _, found, last = _holders.get(id(thing), (thing, [], ""))
+    for name in list(takewhile(lambda name: name != last, reversed(sys.modules))):
+        module = sys.modules[name]
+        found += [(module, key) for key, value in list(getattr(module, "__dict__", {}).items()) if value is thing]
+    _holders[id(thing)] = thing, found, next(reversed(sys.modules))
+    return [(module, name) for module, name in found if module.__dict__.get(name) is thing]
 
 
 def stand_in(name: str, home: str, *, asked: Callable[[str], bool]) -> None:

@@ -294,3 +294,31 @@ def test_a_caller_that_breaks_down_leaves_no_worker(play: Play) -> None:
     with pytest.raises(ZeroDivisionError):
         play("import time; print('hello'); time.sleep(1000)", on_event=break_down)
     assert play("print('again')").output() == "again\n", "and the zygote goes on serving"
+
+
+def test_a_strategy_is_imported_once_for_all_workers(play: Play) -> None:
+    """The zygote imports it before it forks: its memory is out of every worker's garbage collection, and shared."""
+    launched = play(
+        """
+        import gc, sys
+        names = vars(sys.modules["paceline.strategies.zero1"])
+        print(any(thing is names for thing in gc.get_objects()))
+        """,
+        strategy="zero1",
+    )
+    assert launched.output() == launched.log(1) == "False\n"
+
+
+def test_a_scripts_finalizers_run_at_its_end_and_torchs_do_not(play: Play) -> None:
+    """torch has hundreds, which take operators out of a process that ends anyway."""
+    launched = play(
+        """
+        import functools, sys, weakref
+        def unregister():
+            print("an operator")
+        unregister.__module__ = "torch.library"
+        weakref.finalize(sys, unregister)
+        weakref.finalize(sys, functools.partial(print, "the script"))
+        """,
+    )
+    assert launched.output() == launched.log(1) == "the script\n"

@@ -191,10 +191,15 @@ def parse(typed: str) -> AskedStrategy:
 
 
 def load(typed: str) -> Any:
-    """Imports the strategy, in a worker."""
+    """Makes the strategy, in a worker."""
     asked = parse(typed)
-    file, kind = asked.entry.home.split(":")
-    return getattr(importlib.import_module(f"paceline.strategies.{file}"), kind)(**asked.arguments)
+    return import_class(asked.entry)(**asked.arguments)
+
+
+def import_class(entry: StrategyEntry) -> Any:
+    """The class of a strategy: the zygote imports it once, before it forks the workers."""
+    file, kind = entry.home.split(":")
+    return getattr(importlib.import_module(f"paceline.strategies.{file}"), kind)
 
 
 def spelling(entry: StrategyEntry) -> str:

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from typing import Any, NoReturn, TextIO
 
 import torch
@@ -88,8 +89,12 @@ def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[in
 def leave(code: object) -> NoReturn:
     """Ends as a Python process does, with a script's SystemExit code: joins threads, runs atexit handlers, and drops
     the script's variables, which flushes its files. The interpreter is not finalised: that would copy every memory
-    page shared with the zygote, and cost each worker half a second."""
+    page shared with the zygote, and cost each worker half a second. For the same reason torch's libraries of operators
+    do not unregister themselves, operator by operator, from a process that ends."""
     threading._shutdown()  # type: ignore[attr-defined]
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        if (known := finalizer.peek()) is not None and getattr(known[1], "__module__", "") == "torch.library":
+            finalizer.detach()
     atexit._run_exitfuncs()
     sys.modules["__main__"].__dict__.clear()
     gc.collect()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
+
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
+from paceline.imports import holders
 from paceline.launch.worker import thaw
 from paceline.mods import catalog
 from paceline.mods.in_force import InForce
@@ -23,8 +27,17 @@ from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.run_script import play
 from paceline.script.seams import api, instrument, self_distributed
 from paceline.script.seams.stage import Stage
-from paceline.settings import WorkerSettings
+from paceline.settings import RunSettings, WorkerSettings
 from paceline.strategies import catalog as strategies
+
+
+def prepare(run: RunSettings) -> None:
+    """The zygote calls this function before it forks the workers of a run: what it imports and finds here, no worker
+    imports and finds again."""
+    if run.staged:
+        strategies.import_class(strategies.parse(run.strategy).entry)
+        for patched in (builtins.open, dist.init_process_group):
+            holders(patched)
 
 
 def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:

@@ -27,6 +27,7 @@ from paceline.launch import messages, processes, scratch  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.launch.zygote.torch_check import TorchCheck
+    from paceline.settings import RunSettings
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 0.5  # seconds between SIGTERM and SIGKILL to the processes that a worker left behind
@@ -77,7 +78,7 @@ class Nursery:
         self, spawn: messages.Spawn, descriptors: list[int]
     ) -> tuple[messages.Spawn, messages.SpawnOrder, list[int]] | None:
         if self._served or len(spawn.orders) > 1:
-            _import_what_comes_late()
+            _import_what_comes_late(spawn.orders[0].settings.run)
         if len(spawn.orders) > 1 and (why := self._torch_check.verdict()):
             advice = "Install a version of torch that Paceline knows, or run the script on one worker: -n 1."
             messages.send(self._launcher, messages.Broken(why, advice))
@@ -184,14 +185,16 @@ class Nursery:
                 os._exit(0)
 
 
-def _import_what_comes_late() -> None:
-    """Imports torch._dynamo, which otherwise each worker's first optimizer imports, in more than a second: the zygote
-    imports it once, and the workers share its memory. For one worker in one run that gains nothing: a script without an
-    optimizer would only start later."""
-    if "torch._dynamo" not in sys.modules:
-        import torch._dynamo  # noqa: F401
+def _import_what_comes_late(run: RunSettings) -> None:
+    """Imports the run's strategy, and torch._dynamo, which otherwise each worker's first optimizer imports, in more
+    than a second: the zygote imports both once, and the workers share the memory. For one worker in one run that gains
+    nothing: a script without an optimizer would only start later."""
+    import torch._dynamo  # noqa: F401
 
-        gc.freeze()
+    from paceline.launch.worker import worker_main
+
+    worker_main.prepare(run)
+    gc.freeze()
 
 
 def _children() -> list[int]:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.imports import holders
 from paceline.script.output import trackers, writers
 from paceline.script.output.overlay import Listing, Overlay
 from paceline.script.output.real_files import are_real, real_files
@@ -139,10 +140,9 @@ class Voice:
     def _replace_open(self, new: Callable[..., Any]) -> None:
         """Replaces `open` also in modules that keep it under another name."""
         plain = builtins.open
-        for module in list(sys.modules.values()):
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if value is plain and module is not sys.modules["_io"]:
-                    setattr(module, name, new)
+        for module, name in holders(plain):
+            if module is not sys.modules["_io"]:
+                setattr(module, name, new)
         builtins.open = io.open = new
         numpys: Any = sys.modules.get("numpy.lib._datasource")
         if numpys is not None:

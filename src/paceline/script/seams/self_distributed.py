@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.errors import ScriptError
+from paceline.imports import holders
 from paceline.script.chance import kind_of
 from paceline.script.seams import api
 from paceline.script.seams.stage import Stage
@@ -45,9 +46,9 @@ def watch(stage: Stage) -> None:
     _pid, plain = os.getpid(), dist.init_process_group
     new = _joins(stage, plain) if stage.aside else _refuses(stage)
     # torch's own modules (device_mesh) have imported the function by name.
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed") and module.__dict__.get("init_process_group") is plain:
-            module.init_process_group = new  # type: ignore[attr-defined]
+    for module, name in holders(plain):
+        if module.__name__.startswith("torch.distributed"):
+            setattr(module, name, new)
 
 
 def seed(run: RunSettings, rank: int) -> None:
