@@ -80,13 +80,19 @@ class LessMomentum(Rule):
 
 
 class OfWorker(Rule):
-    """A momentum buffer for each worker; with Nesterov's step that is DANA (Hakimi et al. 2019)."""
+    """A momentum buffer for each worker; with Nesterov's step that is DANA (Hakimi et al. 2019). `clip`: the gradient's
+    norm is at most so many times the mean norm."""
 
-    nesterov, fresh = True, False
+    nesterov, fresh, clip, norm = True, False, 0.0, 0.0
 
     def push(self, worker: int, g: torch.Tensor, staleness: int, then: torch.Tensor) -> None:
         if self.fresh:
             g = g / max(1.0, staleness / max(1.0, self.mean))
+        if self.clip:
+            norm = float(g.norm())
+            most = self.clip * (self.norm or norm)
+            g = g * min(1.0, most / norm)
+            self.norm += 0.05 * (min(norm, most) - self.norm) if self.norm else norm
         v = self.of_worker[worker] = self.momentum * self.of_worker.get(worker, torch.zeros_like(g)) + g
         self.run.w = self.run.w - self.lr * (self.momentum * v + g if self.nesterov else v)
 
@@ -164,6 +170,8 @@ RULES: dict[str, Rule | None] = {
     "momentum=0,rate/4": LessMomentum(rate=0.25),
     "dana": OfWorker(),
     "dana,fresh": OfWorker(fresh=True),
+    "dana,clip": OfWorker(clip=2.0),
+    "dana,fresh,clip": OfWorker(fresh=True, clip=2.0),
     "of-worker": OfWorker(nesterov=False),
     "of-worker,fresh": OfWorker(nesterov=False, fresh=True),
     "ahead": Ahead(),

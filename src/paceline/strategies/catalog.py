@@ -98,7 +98,7 @@ CATALOG = {
                 "staleness": 4.0,
                 "servers": 1,
                 "backup": 0,
-                "scale_lr": True,
+                "correction": ("momentum", "rate", "none"),
                 "deal": ("every", "free"),
                 "write": 30.0,
             },

@@ -32,6 +32,13 @@ from paceline.strategies.server.dealing import Deal, Dealing, Iteration
 from paceline.strategies.server.exchange import Exchange
 from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.servers import Addresses, Servers
+from paceline.strategies.server.stale.correction import Kind
+
+CORRECTED: dict[Kind, str] = {
+    "momentum": "each worker has a momentum of its own",
+    "rate": "the learning rate of an update is divided by its staleness",
+    "none": "stale gradients are applied as they are",
+}
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -53,14 +60,14 @@ class ParameterServer(BaseStrategy):
         staleness: float = 4.0,
         servers: int = 1,
         backup: int = 0,
-        scale_lr: bool = True,
+        correction: Kind = "momentum",
         deal: Deal = "every",
         write: float = 30.0,
     ) -> None:
         """`servers`: processes that hold the parameters. `backup`: workers that a synchronous step need not wait for.
-        `scale_lr`: divide the learning rate by an update's staleness, or by its mean: else momentum makes stale updates
-        diverge. `deal`: of every N batches a worker takes one ("every"), or the next that no worker has taken ("free").
-        `write`: seconds between two writes of a server."""
+        `correction` of stale gradients, which else diverge: each worker has a momentum of its own ("momentum"), or the
+        learning rate is divided by an update's staleness ("rate"). `deal`: of every N batches a worker takes one
+        ("every"), or the next that no worker has taken ("free"). `write`: seconds between two writes of a server."""
         if servers < 1:
             raise UsageError("--strategy server(servers=0): a run needs at least one server.", advice="Type: servers=1")
         if deal == "free" and staleness == 0:
@@ -73,7 +80,7 @@ class ParameterServer(BaseStrategy):
                 "--strategy server(backup=…): only a synchronous run has backup workers.", advice="Type: staleness=0"
             )
         self.staleness, self.servers, self.backup = staleness, servers, backup
-        self.scale_lr, self.deal, self.write = scale_lr, deal, write
+        self.correction, self.deal, self.write = correction, deal, write
         self.client: Client | None = None
         self._exchanges: dict[int, Exchange] = {}  # by the optimizer's id; an exchange keeps its optimizer alive
         self._samples = 0  # of training batches so far
@@ -110,7 +117,7 @@ class ParameterServer(BaseStrategy):
         bound = "any number of steps" if math.isinf(self.staleness) else f"{self.staleness:g} steps"
         return (
             "Parameter server, asynchronous: the same numbers as in one process cannot be promised. A worker may be "
-            f"{bound} ahead of the slowest; rank 0's numbers are shown."
+            f"{bound} ahead of the slowest; {CORRECTED[self.correction]}; rank 0's numbers are shown."
         )
 
     def _meet(self, settings: WorkerSettings, store: LinkStore) -> Meeting:
@@ -126,7 +133,7 @@ class ParameterServer(BaseStrategy):
             staleness=None if math.isinf(self.staleness) else self.staleness,
             workers=settings.world,
             backup=self.backup,
-            scale_rate=self.scale_lr,
+            correction=self.correction,
             write_every=self.write,
             last_write=False,
         )
@@ -215,9 +222,14 @@ class ParameterServer(BaseStrategy):
                     advice="Make a new optimizer, or use another strategy: --strategy mirrored",
                 )
             return known
-        exchange = self._exchanges[id(optimizer)] = Exchange(self.client, len(self._exchanges), optimizer)
+        exchange = self._exchanges[id(optimizer)] = Exchange(
+            self.client, len(self._exchanges), optimizer, correction=self.correction if self.staleness else "none"
+        )
         self._carry_state(optimizer, exchange)
-        self.stage.pulse.notice(f"Parameters of {type(optimizer).__name__} on {exchange.describe()}.")
+        name = type(optimizer).__name__
+        self.stage.pulse.notice(f"Parameters of {name} on {exchange.describe()}.")
+        if self.staleness and self.correction == "momentum" and not exchange.has_momenta:
+            self.stage.pulse.notice(f"{name} without SGD's momentum: {CORRECTED['rate']}.")
         return exchange
 
     def _carry_state(self, optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:

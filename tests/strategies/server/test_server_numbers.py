@@ -148,7 +148,7 @@ def test_no_worker_is_further_ahead_than_the_bound(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_falls_with_staleness_where_asked(tmp_path: Path) -> None:
-    with team(tmp_path, workers=2, scale_rate=True) as it:
+    with team(tmp_path, workers=2, correction="rate") as it:
         clients = [it.client(rank) for rank in range(2)]
         exchanges = [Exchange(c, 0, torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0)) for c in clients]
         for exchange in exchanges:

@@ -66,6 +66,7 @@ def test_an_asynchronous_run_says_so_first_and_records_the_staleness_of_its_upda
     ran = Ran(zygote, tmp_path / "r", SCRIPT, 3, 1, workers=2, strategy="server(staleness=1,servers=2)")
     assert ran.outcome.exit_code == 0, ran.outcome.message
     assert ran.notices[0].startswith("Parameter server, asynchronous: the same numbers")
+    assert "each worker has a momentum of its own" in ran.notices[0]
     assert "Parameters of SGD on server 0: 256 B" in ran.notices[1]
     assert len(ran.losses()) == 3
     assert sum(ran.samples()) == 3 * 70

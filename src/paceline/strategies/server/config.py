@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.strategies.server.keys import ServerKeys
+from paceline.strategies.server.stale.correction import Kind
 
 FREE = float("inf")
 
@@ -19,7 +20,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     staleness: float | None = None  # steps that a worker may be ahead of the slowest; None: any number; 0: synchronous
     workers: int = 1  # that start; more may join
     backup: int = 0  # workers that a synchronous round need not wait for
-    scale_rate: bool = False  # learning rate / staleness
+    correction: Kind = "none"  # of stale gradients
     write_every: float = 30.0  # seconds between two writes of a shard
     silence: float = 30.0  # seconds without a heartbeat after which a worker counts as gone
     patience: float = 120.0  # seconds in which the workers that start must have joined

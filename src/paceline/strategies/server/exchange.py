@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn.utils import get_total_norm
 
 from paceline.comm.memory.region import PAGE, Region
 from paceline.strategies.server import messages as say
@@ -18,15 +19,23 @@ from paceline.strategies.server.client import Client, Make, Pending, told
 from paceline.strategies.server.optimizers import options_of, spec_of
 from paceline.strategies.server.partition import Partition, TensorSpec, describe, split
 from paceline.strategies.server.shard_file import from_raw, raw
+from paceline.strategies.server.stale.correction import Kind, has_momenta
 
 
 class Exchange:
     """Every worker makes one for each optimizer, in the same order. The first worker's values are the initial ones."""
 
     def __init__(
-        self, client: Client, number: int, optimizer: torch.optim.Optimizer, names: Sequence[str] | None = None
+        self,
+        client: Client,
+        number: int,
+        optimizer: torch.optim.Optimizer,
+        names: Sequence[str] | None = None,
+        *,
+        correction: Kind = "none",
     ) -> None:
-        """Waits until every server holds the parameters, then gives this worker's parameters their values."""
+        """Waits until every server holds the parameters, then gives this worker's parameters their values.
+        `correction`: the servers', who may need to know more about a push."""
         self.client, self.number, self.optimizer = client, number, optimizer
         self._spec, self.given = spec_of(optimizer)
         self.tensors = tuple(
@@ -37,6 +46,7 @@ class Exchange:
         self._memory = Region(2 * self._gradients_at + PAGE)
         self.parameters = self._views(0)
         self.gradients = self._views(self._gradients_at)
+        self._correction = correction
         self._held = [share for share in self.partition.shares if share.pieces]
         self._mapped = client.shares_memory
         self.clock: int | None = None  # steps done
@@ -54,6 +64,11 @@ class Exchange:
         if optimizer.state:
             self.load(force=False)
 
+    @property
+    def has_momenta(self) -> bool:
+        """Whether servers can keep a momentum for each worker."""
+        return has_momenta(self._spec.path, self.optimizer.param_groups)
+
     def describe(self) -> str:
         """The balance of the servers, in words."""
         return describe(self.tensors, self.partition)
@@ -68,7 +83,7 @@ class Exchange:
                 missing.append(number)
             elif tensor.grad.data_ptr() != mine.data_ptr():
                 mine.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
-        self._send_push(weight, tuple(missing))
+        self._send_push(weight, tuple(missing), self._norm(frozenset(missing)))
 
     def skip(self) -> None:
         """A step without a gradient: this worker has no batch while others have. Does not wait."""
@@ -185,7 +200,7 @@ class Exchange:
             asked = self.client.ask_all({share.server: self._opening(share.server) for share in self._held}, what)
         self._take(asked)
 
-    def _send_push(self, weight: float, missing: tuple[int, ...]) -> None:
+    def _send_push(self, weight: float, missing: tuple[int, ...], norm: float = 0.0) -> None:
         self.wait()
         self.sequence += 1
         sequence, clock, options = self.sequence, self.clock or 0, tuple(options_of(self.optimizer))
@@ -195,7 +210,8 @@ class Exchange:
 
             def make(number: int) -> tuple[say.Ask, Any]:
                 ask = say.Push(
-                    *(number, self.client.worker, self.number, sequence, clock, version, weight, missing, options)
+                    *(number, self.client.worker, self.number, sequence, clock, version, weight, missing, options),
+                    norm,
                 )
                 at = self._gradients_at
                 return ask, None if self._mapped or not weight else self._bytes(at + begin, at + end)
@@ -205,6 +221,12 @@ class Exchange:
         self._asked = self.client.begin(
             {share.server: making(share.server, share.begin, share.end) for share in self._held}
         )
+
+    def _norm(self, missing: frozenset[int]) -> float:
+        """The norm of the pushed gradients, if a server asks for it: each server has a part of them only."""
+        if self._correction != "momentum" or not self.has_momenta:
+            return 0.0
+        return float(get_total_norm([each for number, each in enumerate(self.gradients) if number not in missing]))
 
     def _pull(self, number: int) -> tuple[say.Ask, Any]:
         return say.Pull(number, self.client.worker, self.number), None

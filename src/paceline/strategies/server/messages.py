@@ -56,6 +56,7 @@ class Push(Request, tag="push", frozen=True):
     weight: float  # samples; 0: no gradient, but the step is done
     missing: tuple[int, ...]  # tensors without a gradient
     options: tuple[dict[str, Any], ...]
+    norm: float = 0.0  # of all gradients of the step; 0: not told
 
 
 class Pull(Request, tag="pull", frozen=True):

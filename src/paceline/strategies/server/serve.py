@@ -283,7 +283,7 @@ class Server:
         return Space(
             shard,
             pace,
-            scale_rate=self.config.scale_rate,
+            correction=self.config.correction,
             send=self._send,
             on_update=self._on_update,
             rank_of=self.members.rank,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from paceline.strategies.server.optimizers import OptimizerSpec, build, held_groups, set_options
 from paceline.strategies.server.partition import Share, TensorSpec
+from paceline.strategies.server.stale.momenta import NAME, Momenta
 
 Views = list[torch.Tensor]  # one tensor for each piece, over some memory
 
@@ -23,7 +24,8 @@ class Shard:
         numbers = [piece.tensor for piece in share.pieces]
         self.optimizer = build(spec, list(zip(numbers, self.parameters, strict=True)))
         self._groups = held_groups(spec, numbers)
-        self._mean: torch.Tensor | None = None  # of several workers' gradients
+        self._mean: torch.Tensor | None = None  # of several workers' gradients, or a scaled one
+        self.momenta = Momenta(self.parameters)
         self.version = 0  # updates made
 
     def views(self, memory: torch.Tensor) -> Views:
@@ -39,15 +41,29 @@ class Shard:
             found.append(flat.view(tensor.shape) if count == tensor.elements else flat)
         return found
 
+    @torch.no_grad()
     def apply(
-        self, gradients: Views, missing: frozenset[int], options: Sequence[dict[str, Any]], rate: float = 1.0
+        self,
+        gradients: Views,
+        missing: frozenset[int],
+        options: Sequence[dict[str, Any]],
+        rate: float = 1.0,
+        *,
+        scale: float = 1.0,
+        worker: int | None = None,
     ) -> None:
-        """One update by these gradients, with the learning rate multiplied by `rate`."""
+        """One update by these gradients, multiplied by `scale`, with the learning rate multiplied by `rate`; with the
+        momentum of `worker`, else with the optimizer's."""
         if self.optimizer is not None:
+            if scale != 1.0:  # not in place: the memory is the worker's, who may push it again
+                gradients, _ = self._weighted([(gradients, missing, scale)])
             for piece, parameter, gradient in zip(self.share.pieces, self.parameters, gradients, strict=True):
                 parameter.grad = None if piece.tensor in missing else gradient
             set_options(self.optimizer, [options[number] for number in self._groups], rate)
-            self.optimizer.step()
+            if worker is None:
+                self.optimizer.step()
+            else:
+                self.momenta.step(self.optimizer, worker)
             for parameter in self.parameters:
                 parameter.grad = None
         self.version += 1
@@ -57,10 +73,13 @@ class Shard:
         Also returns the tensors of which no worker has a gradient."""
         if len(given) == 1:
             return given[0][0], given[0][1]
+        total = sum(weight for _, _, weight in given)
+        return self._weighted([(views, missing, weight / total) for views, missing, weight in given])
+
+    def _weighted(self, given: Sequence[tuple[Views, frozenset[int], float]]) -> tuple[Views, frozenset[int]]:
         if self._mean is None:
             self._mean = torch.zeros_like(self.memory)
         means = self.views(self._mean)
-        total = sum(weight for _, _, weight in given)
         nowhere = frozenset.intersection(*(missing for _, missing, _ in given))
         for number, (piece, mean) in enumerate(zip(self.share.pieces, means, strict=True)):
             begun = False
@@ -68,9 +87,9 @@ class Shard:
                 if piece.tensor in missing:
                     continue
                 if begun:
-                    mean.add_(views[number], alpha=weight / total)
+                    mean.add_(views[number], alpha=weight)
                 else:
-                    torch.mul(views[number], weight / total, out=mean)
+                    torch.mul(views[number], weight, out=mean)
                 begun = True
         return means, nowhere
 
@@ -81,9 +100,13 @@ class Shard:
         dtype, shape}; and the tensors."""
         described: list[dict[str, Any]] = []
         tensors: list[torch.Tensor] = []
-        for parameter in self.parameters:
+        momenta = self.momenta.mean()
+        for at, parameter in enumerate(self.parameters):
             entry: dict[str, Any] = {}
-            for name, value in (self.optimizer.state.get(parameter, {}) if self.optimizer else {}).items():
+            held = dict(self.optimizer.state.get(parameter, {})) if self.optimizer else {}
+            if at in momenta:
+                held[NAME] = momenta[at]
+            for name, value in held.items():
                 if isinstance(value, torch.Tensor):
                     dtype = str(value.dtype).removeprefix("torch.")
                     entry[name] = {"tensor": len(tensors), "dtype": dtype, "shape": list(value.shape)}
@@ -93,8 +116,10 @@ class Shard:
             described.append(entry)
         return described, tensors
 
-    def set_state(self, described: Sequence[dict[str, Any]], tensors: Sequence[torch.Tensor]) -> None:
-        """Puts back what `state` gave."""
+    def set_state(
+        self, described: Sequence[dict[str, Any]], tensors: Sequence[torch.Tensor], workers: Iterable[int]
+    ) -> None:
+        """Puts back what `state` gave; the momentum becomes that of each of these workers."""
         if self.optimizer is None:
             return
         for parameter, entry in zip(self.parameters, described, strict=True):
@@ -103,3 +128,4 @@ class Shard:
                     name: tensors[value["tensor"]].clone() if isinstance(value, dict) else value
                     for name, value in entry.items()
                 }
+        self.momenta.load(self.optimizer, workers)

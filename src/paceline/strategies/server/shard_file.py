@@ -147,7 +147,7 @@ def _shard(entry: SpaceEntry, numbers: memoryview) -> Shard:
     if size:
         raw(shard.memory)[:] = numbers[entry.offset : entry.offset + size]
     tensors = [from_raw(numbers, each.dtype, each.shape, each.offset) for each in entry.state_tensors]
-    shard.set_state(entry.state, tensors)
+    shard.set_state(entry.state, tensors, entry.clocks)
     shard.version = entry.version
     return shard
 

@@ -14,8 +14,7 @@ from paceline.strategies.server import messages as say
 from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard, Views
 from paceline.strategies.server.shard_file import from_raw, raw
-
-MEMORY = 0.05  # of the mean staleness: the weight of an update
+from paceline.strategies.server.stale.correction import Correction, Kind
 
 
 class MalformedError(Exception):
@@ -55,7 +54,7 @@ class Space:
         shard: Shard,
         pace: Pace[Pushed],
         *,
-        scale_rate: bool,
+        correction: Kind,
         send: Callable[[bytes, say.Answer, bytes | None], None],
         on_update: Callable[[int], None],
         rank_of: Callable[[int], int],
@@ -65,9 +64,9 @@ class Space:
         self.seats: dict[int, Seat] = {}
         self.is_loaded = False  # a state was taken up
         self.counts: Counter[str] = Counter()  # duplicates, dropped
-        self._scale_rate, self._send, self._on_update, self._rank_of = scale_rate, send, on_update, rank_of
+        self._send, self._on_update, self._rank_of = send, on_update, rank_of
+        self._correction = Correction(correction, shard.spec.path)
         self._waiting: dict[int, Waiting] = {}
-        self._mean, self._updates = 0.0, 0  # staleness of the latest updates
 
     def fits(self, ask: say.Open) -> bool:
         """Whether a worker means the same parameters."""
@@ -129,7 +128,7 @@ class Space:
                     offset += len(raw(tensors[-1]))
         if offset != len(numbers):
             raise MalformedError("a state of another size")
-        self.shard.set_state(described, tensors)
+        self.shard.set_state(described, tensors, self.pace.clocks)
         self.is_loaded = True
 
     def assign(self, worker: int, frame: memoryview | None) -> None:
@@ -145,6 +144,7 @@ class Space:
     def leave(self, worker: int) -> None:
         """A worker has ended."""
         self.pace.leave(worker)
+        self.shard.momenta.leave(worker)
         self.seats.pop(worker, None)
         self._waiting.pop(worker, None)
         self.go_on()
@@ -160,11 +160,10 @@ class Space:
 
     def _apply(self, ask: say.Push, gradients: Views) -> None:
         staleness = max(0, self.shard.version - ask.version)
-        # Not less than the mean: momentum carries other workers' stale gradients into a fresh update.
-        rate = 1.0 / max(1.0, staleness, self._mean) if self._scale_rate else 1.0
-        self._updates += 1
-        self._mean += (staleness - self._mean) * max(MEMORY, 1.0 / self._updates)
-        self.shard.apply(gradients, frozenset(ask.missing), ask.options, rate)
+        plan = self._correction.plan(ask.options, staleness, ask.norm)
+        worker = ask.worker if plan.own_momentum else None
+        missing = frozenset(ask.missing)
+        self.shard.apply(gradients, missing, ask.options, plan.rate, scale=plan.scale, worker=worker)
         self._waiting[ask.worker].staleness = staleness
         self._on_update(staleness)
 

@@ -1,0 +1,1 @@
+"""Stale gradients on a server: how they are corrected, and what that needs."""

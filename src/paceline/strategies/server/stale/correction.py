@@ -1,0 +1,75 @@
+"""What a server does about stale gradients: gradients of parameters that other workers have changed since.
+
+Stale gradients act like additional momentum, and with the script's own momentum on top training diverges. `momentum`:
+every worker has a momentum of its own, with Nesterov's step (DANA, Hakimi et al. 2019), so that the momentum of one
+worker does not carry another one's stale gradients; the learning rate stays. `rate`: the learning rate is divided by
+the staleness. benchmarks/stale_gradients.py compares these and others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["momentum", "rate", "none"]
+
+MEMORY = 0.05  # of the mean staleness and of the mean norm: the weight of an update
+LARGEST = 2.0  # × the mean norm: what a gradient counts at most while staleness may make training oscillate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one push is applied."""
+
+    rate: float = 1.0  # × the learning rate
+    scale: float = 1.0  # × the gradient
+    own_momentum: bool = False  # the worker's momentum, not the optimizer's
+
+
+class Correction:
+    """One optimizer's, on one server. It remembers the staleness and the norms of the latest updates."""
+
+    def __init__(self, kind: Kind, optimizer: str) -> None:
+        self.kind, self._optimizer = kind, optimizer
+        self._staleness = _Mean()
+        self._norm = _Mean()
+
+    def plan(self, options: Sequence[dict[str, Any]], staleness: int, norm: float) -> Plan:
+        """For an asynchronous push; `norm` is its gradient's, 0 if the worker does not tell it."""
+        before = self._staleness.value
+        mean = max(1.0, self._staleness.note(staleness))
+        if self.kind == "none":
+            return Plan()
+        if self.kind == "rate" or not has_momenta(self._optimizer, options):
+            # Not less than the mean: momentum carries other workers' stale gradients into a fresh update.
+            return Plan(rate=1.0 / max(1.0, staleness, before))
+        scale = min(1.0, mean / max(1, staleness))  # a gradient of a slow worker counts less
+        if norm > 0.0 and math.isfinite(norm):
+            most = LARGEST * (self._norm.value or scale * norm)
+            found = scale * norm
+            self._norm.note(min(found, most))
+            scale *= min(1.0, most / found)
+        return Plan(scale=scale, own_momentum=True)
+
+
+class _Mean:
+    """Of the latest values: of all, while they are few."""
+
+    def __init__(self) -> None:
+        self.value, self._count = 0.0, 0
+
+    def note(self, value: float) -> float:
+        self._count += 1
+        self.value += (value - self.value) * max(MEMORY, 1.0 / self._count)
+        return self.value
+
+
+def has_momenta(optimizer: str, options: Sequence[dict[str, Any]]) -> bool:
+    """Whether `momentum` applies: to SGD with momentum. For all other optimizers it means `rate`."""
+    return (
+        optimizer == "torch.optim.SGD"
+        and any(group["momentum"] for group in options)
+        and not any(group["dampening"] for group in options)
+    )
