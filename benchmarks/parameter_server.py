@@ -45,7 +45,7 @@ from typing import Any
 import torch
 from side_by_side import in_turn, ratio
 
-SIDES = ("paceline", "rpc", "all-reduce")
+SIDES = ("paceline", "rpc", "all-reduce", "passes", "update")
 
 
 def shapes(model: str) -> list[tuple[int, ...]]:
@@ -96,7 +96,7 @@ def paceline_worker(rank: int, meeting: str, model: str) -> None:
 
     met = msgspec.json.decode(meeting, type=Meeting)
     client = Client(met.addresses, met.keys, rank=rank)
-    exchange = Exchange(client, 0, sgd(make(model)))
+    exchange = Exchange(client, 0, sgd(make(model)), correction="momentum")
     answer_requests(exchange.step)
     client.close()
 
@@ -159,6 +159,31 @@ def all_reduce_worker(rank: int, world: int, port: int, model: str) -> None:
         dist.all_reduce(flat)
         flat.div_(world)
         optimizer.step()
+
+    answer_requests(step)
+
+
+def bound_worker(model: str, *, copies: bool) -> None:
+    """What any server does to memory, without a server: the gradients copied out of the worker, the update, the new
+    parameters copied to the worker; or the update alone. Processes do not wait for each other."""
+    parameters = make(model)
+    optimizer = sgd(parameters)
+    mine = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    theirs = [torch.zeros_like(parameter) for parameter in parameters]
+    pulled = [torch.zeros_like(parameter) for parameter in parameters]
+    if copies:
+        for parameter, gradient in zip(parameters, theirs, strict=True):
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def step() -> None:
+        if copies:
+            for target, source in zip(theirs, mine, strict=True):
+                target.copy_(source)
+        optimizer.step()
+        if copies:
+            for target, parameter in zip(pulled, parameters, strict=True):
+                target.copy_(parameter)
 
     answer_requests(step)
 
@@ -242,7 +267,9 @@ def compare(model: str, workers: int, count: int, rounds: int, seconds: float) -
     size = sum(parameter.numel() * 4 for parameter in make(model))
     ours, theirs = make_keys()
     with tempfile.TemporaryDirectory() as folder:
-        config = ServerConfig(keys=ours, folder=folder, workers=workers, servers=count, write_every=1e6)
+        config = ServerConfig(
+            keys=ours, folder=folder, workers=workers, servers=count, write_every=1e6, correction="momentum"
+        )
         with Servers(config) as servers:
             met = msgspec.json.encode(Meeting(servers.addresses(), theirs)).decode()
             every = (model, workers)
@@ -250,6 +277,8 @@ def compare(model: str, workers: int, count: int, rounds: int, seconds: float) -
                 "paceline": Side("paceline", range(workers), *every, met),
                 "rpc": Side("rpc", range(workers + 1), *every, free_port()),
                 "all-reduce": Side("all-reduce", range(workers), *every, free_port()),
+                "passes": Side("passes", range(os.cpu_count() or 1), *every, 0),
+                "update": Side("update", range(os.cpu_count() or 1), *every, 0),
             }
             try:
                 for side in sides.values():
@@ -284,6 +313,10 @@ def compare(model: str, workers: int, count: int, rounds: int, seconds: float) -
             f"  {name:<11} {rate:8.1f} pushes+pulls/s  {2 * size * rate / 1e9:6.2f} GB/s  {share:.2f} of a copy's speed"
             f"  {1000 * cpu:.2f} ms of processor time each"
         )
+    for bound in ("passes", "update"):
+        found = ratio(figures[bound], figures["rpc"])
+        report[f"{bound}_against_rpc"] = [found.median, found.low, found.high]
+        print(f"  at most, {bound} / rpc: {found}")
     for other in ("rpc", "all-reduce"):
         cheaper = ratio(sides[other].cpu[1:], sides["paceline"].cpu[1:])
         report[f"processor_time_of_{other}"] = [cheaper.median, cheaper.low, cheaper.high]
@@ -320,6 +353,8 @@ def main() -> None:
         paceline_worker(options.rank, meeting, model)
     elif options.side == "rpc":
         rpc_worker(options.rank, workers + 1, int(meeting), model)
+    elif options.side in ("passes", "update"):
+        bound_worker(model, copies=options.side == "passes")
     else:
         all_reduce_worker(options.rank, workers, int(meeting), model)
 

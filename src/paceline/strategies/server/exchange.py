@@ -6,12 +6,12 @@ parameters in the worker's memory, so nothing is copied twice; to other hosts, r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
-from torch.nn.utils import get_total_norm
 
 from paceline.comm.memory.region import PAGE, Region
 from paceline.strategies.server import messages as say
@@ -77,13 +77,16 @@ class Exchange:
     def push(self, *, weight: float = 1.0) -> None:
         """Sends the gradients of the optimizer's parameters; does not wait. `weight` is the number of samples, which
         counts where a synchronous server averages."""
-        missing = []
+        missing, norms = [], []
+        measures = self._correction == "momentum" and self.has_momenta
         for number, (mine, tensor) in enumerate(zip(self.gradients, self.given, strict=True)):
             if tensor.grad is None:
                 missing.append(number)
             elif tensor.grad.data_ptr() != mine.data_ptr():
                 mine.copy_(tensor.grad.to_dense() if tensor.grad.is_sparse else tensor.grad)
-        self._send_push(weight, tuple(missing), self._norm(frozenset(missing)))
+            if measures and tensor.grad is not None:
+                norms.append(float(torch.linalg.vector_norm(mine)))  # while the copy is in the processor's cache
+        self._send_push(weight, tuple(missing), math.hypot(*norms))
 
     def skip(self) -> None:
         """A step without a gradient: this worker has no batch while others have. Does not wait."""
@@ -221,12 +224,6 @@ class Exchange:
         self._asked = self.client.begin(
             {share.server: making(share.server, share.begin, share.end) for share in self._held}
         )
-
-    def _norm(self, missing: frozenset[int]) -> float:
-        """The norm of the pushed gradients, if a server asks for it: each server has a part of them only."""
-        if self._correction != "momentum" or not self.has_momenta:
-            return 0.0
-        return float(get_total_norm([each for number, each in enumerate(self.gradients) if number not in missing]))
 
     def _pull(self, number: int) -> tuple[say.Ask, Any]:
         return say.Pull(number, self.client.worker, self.number), None
