@@ -22,21 +22,20 @@ if TYPE_CHECKING:
     from paceline.launch import Zygote
 
 WITH_WORKERS = ("comm", "script", "strategies", "horovod")
-# What stays together, so that each pool and zygote is made once: rooms, or files that need nobody else's.
+# What stays together, so that each pool, zygote and browser is made once: rooms, or files that need nobody else's.
 TOGETHER = {
     "tests/acceptance/test_same_numbers.py": "corpus",
     "tests/acceptance/": "acceptance",
     "tests/script/": "script",
     **dict.fromkeys(("tests/strategies/", "tests/comm/", "tests/horovod/"), "workers"),
     "tests/launch/": "launch",
+    "tests/view/": "view",
 }
 # Files of a room that use neither the room's zygote nor its typist: they begin as soon as a core is free.
 APART = tuple(f"tests/acceptance/test_{name}.py" for name in ("second_account", "prompts", "demo"))
 # What takes long, longest first: where one of them began last, the other cores would wait for it.
 LONG = (
-    *("acceptance", "script", "workers", "launch", "corpus", *APART),
-    *(f"tests/view/test_{name}.py" for name in ("every_verb", "browser", "accessibility", "timeline_page")),
-    *(f"tests/view/test_{name}.py" for name in ("foreign_traces", "second_day", "comparing")),
+    *("acceptance", "workers", "view", "script", "corpus", "launch", *APART),
     *("tests/test_contributing.py", "tests/trials/test_bench.py", "tests/converge/test_ghost.py"),
 )
 

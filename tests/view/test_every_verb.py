@@ -21,6 +21,19 @@ pytestmark = pytest.mark.timeout(900)  # the first one may have to install a bro
 
 # Words of a program: values that were not said in words, and code that was not run.
 RAW = re.compile(r"\bNone\b|\bnan\b|\bNaN\b|\binf\b|\bInfinity\b|\bundefined\b|\[object |\{'|\{\"|\[\]|\{\{|Undefined")
+# Words of a drawing that leave it, and those that lie on one another.
+WORDS = """() => [...document.querySelectorAll('.chart svg, .split svg.bar')].flatMap((svg) => {
+  const box = svg.getBoundingClientRect(), found = [];
+  const shown = [...svg.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const words = shown.filter(([, at]) => at.width);
+  for (const [text, at] of words) if (at.left < box.left - 1 || at.right > box.right + 1) found.push('cut: ' + text);
+  words.forEach(([text, a], n) => words.slice(n + 1).forEach(([other, b]) => {
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (wide > 1 && tall > 4) found.push(text + ' on ' + other);
+  }));
+  return found;
+})"""
 VERBS = ("run", "profile", *SERIES)
 SPECIAL = ("cpu", "pair", "failed", "pipelines", "noise", "servers", "killed", "timed")
 
@@ -62,6 +75,7 @@ def read(visit: Visit, name: str, keys: list[str]) -> None:
         page = visit.open(f"/{key}/{name}")
         assert visit.complaints == [], f"{key}: the browser complains"
         assert page.locator("h1").count() == 1
+        assert page.evaluate(WORDS) == [], f"{key} of {name}"
         # Data of charts and pages' scripts are for the browser, not for people.
         page.evaluate("document.querySelectorAll('main script').forEach((each) => each.remove())")
         text = page.evaluate("document.querySelector('main').textContent")
@@ -74,24 +88,8 @@ def read(visit: Visit, name: str, keys: list[str]) -> None:
         page.set_viewport_size({"width": 1440, "height": 900})
 
 
-# Words of a drawing that leave it, and those that lie on one another.
-WORDS = """() => [...document.querySelectorAll('.chart svg, .split svg.bar')].flatMap((svg) => {
-  const box = svg.getBoundingClientRect(), found = [];
-  const shown = [...svg.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
-  const words = shown.filter(([, at]) => at.width);
-  for (const [text, at] of words) if (at.left < box.left - 1 || at.right > box.right + 1) found.push('cut: ' + text);
-  words.forEach(([text, a], n) => words.slice(n + 1).forEach(([other, b]) => {
-    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-    const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-    if (wide > 1 && tall > 4) found.push(text + ' on ' + other);
-  }));
-  return found;
-})"""
-
-
-@pytest.mark.parametrize("width", [1440, 400])
-def test_the_words_of_charts_neither_overlap_nor_are_cut(browser, visit, root, width):
-    context = browser.new_context(viewport={"width": width, "height": 900})
+def test_the_words_of_charts_neither_overlap_nor_are_cut_on_a_phone(browser, visit, root):
+    context = browser.new_context(viewport={"width": 400, "height": 900})
     context.add_cookies(visit.page.context.cookies())
     narrow = Visit(context.new_page(), visit.base)
     library = Library(root)
@@ -99,7 +97,7 @@ def test_the_words_of_charts_neither_overlap_nor_are_cut(browser, visit, root, w
     for key, name in pages:
         if key in {kind.key for kind in pages_of(library.open(name))}:
             page = narrow.open(f"/{key}/{name}")
-            assert page.evaluate(WORDS) == [], f"{key} of {name} at {width} pixels"
+            assert page.evaluate(WORDS) == [], f"{key} of {name}"
     context.close()
 
 

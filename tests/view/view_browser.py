@@ -1,4 +1,4 @@
-"""One browser for the tests of a file, and pages that complain about nothing."""
+"""One browser for all tests of the pages, and pages that complain about nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def served(records) -> Iterator[Served]:
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(chromium) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
