@@ -132,6 +132,11 @@ def writes_to(operator: Any, args: Any, kwargs: Any) -> list[Any]:
     return found
 
 
+def is_view(operator: Any) -> bool:
+    """Whether an operator of torch returns memory of its arguments."""
+    return any(result.alias_info is not None for result in operator._schema.returns)
+
+
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given; any other module itself."""
     found: nn.Module = getattr(module, "_orig_mod", module)

@@ -13,19 +13,19 @@ AT_ONCE = 32 << 20  # bytes of a message: a larger one gains nothing and needs m
 
 def broadcast_all(group: Group, tensors: Iterable[torch.Tensor], what: str) -> None:
     """Gives every worker rank 0's values, in place. Every worker calls it, with tensors of the same shapes and types in
-    the same order; waits for all."""
+    the same order; waits for all. Autograd does not see the change: a graph may refer to the tensors already (a penalty
+    before a model's first call), and the values are equal on all workers unless the script has no seed."""
     if group.world == 1:
         return
-    for together in _messages(tensors):
+    for together in _messages(tensor.data for tensor in tensors):
         if len(together) == 1:
             group.broadcast(together[0], what)
             continue
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in together])
+        flat = torch.cat([tensor.reshape(-1) for tensor in together])
         group.broadcast(flat, what)
         if group.rank:
             for tensor, values in zip(together, flat.split([t.numel() for t in together]), strict=True):
-                with torch.no_grad():
-                    tensor.copy_(values.view(tensor.shape))
+                tensor.copy_(values.view(tensor.shape))
 
 
 def _messages(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -22,6 +22,7 @@ class Pulse:
         self.waiting = ""
         self.waiting_since = 0.0
         self.collectives = 0  # entered so far: in a stall, the peers wait for the worker with the fewest
+        self.before_waiting: Callable[[], None] | None = None  # sends what peers may be waiting for
         self.alone = 0  # the thread that loads samples which no other worker loads: it must not use collectives
         self.view = ""
         self.latest: Any = None  # the last Step
@@ -44,6 +45,8 @@ class Pulse:
 
     def enter(self, collective: str) -> None:
         """The main thread starts to wait for its peers, in a collective or while connecting."""
+        if self.before_waiting is not None:
+            self.before_waiting()
         self.collectives += 1
         self.waiting_since = time.monotonic()
         self.waiting = collective

@@ -120,6 +120,7 @@ class Pipeline(StageParts):
         self.pipe.ending, self.pipe.together = stage.ending, stage.together
         self.post = self.pipe.post("pipe")
         self.holding = Holding(self.pipe)
+        stage.pulse.before_waiting = self.holding.numbers.send
         self._updates = Zero1.over(stage, stage.group)
         self._micro_batches = MicroBatches(stage, self.pipe)
         if stage.rows.world == 1:
@@ -156,6 +157,7 @@ class Pipeline(StageParts):
         """Each stage updates its own parameters. Parameters that every worker holds are updated as in ZeRO-1."""
         if self.stage.group.world == 1:
             return plain(optimizer, *args, **kwargs)
+        self.holding.numbers.settle()  # parameters that every worker holds are updated by one worker each
         self.holding.operands.compare(self.pipe)
         self.holding.keep_own_state(optimizer)
         return self._updates.step(plain, optimizer, *args, **kwargs)
@@ -166,6 +168,7 @@ class Pipeline(StageParts):
         if self.stage.group.world == 1:
             return plain(module, *args, **kwargs)
         given = (args, kwargs)
+        self.holding.numbers.settle()  # a stage computes without the other workers
         self.holding.gather(list(module.buffers()), ())  # a mask that the script has made of a stage's weight
         model = self._models.get(module)
         if model is not None and not are_same(model.parts, parts_of(module)):  # the script has replaced some

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,20 @@ class AtSeams:
             tensors = [t for t in tensors if not isinstance(t, StageTensor)]  # a copy of a model that was cut
             broadcast_all(self._stage.group, tensors, "the model's weights")
 
+    def before_backward(self, losses: list[torch.Tensor]) -> None:
+        self._pipeline.holding.numbers.settle()
+
+    def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A dataset, or a loader's own process, may use a number, and other workers make other samples."""
+
+        def begin(loader: Any) -> Any:
+            self._pipeline.holding.numbers.settle()
+            return plain(loader)
+
+        return begin
+
+    around_batch = around_iteration
+
     def after_backward(self, losses: list[torch.Tensor]) -> None:
         """All workers must have computed the same loss. Replicas compare it with the gradients, before an update."""
         if not self._is_alone:
@@ -44,4 +59,6 @@ class AtSeams:
         self._pipeline.holding.operands.compare(self._pipeline.pipe)
         self._losses.end(self._stage.group)
         self._pipeline.tell_bubble()
+        self._pipeline.holding.numbers.settle()
+        self._pipeline.holding.numbers.close()
         self._pipeline.post.close()

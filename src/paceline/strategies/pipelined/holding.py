@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from paceline.comm.group import Group
 from paceline.strategies.operands import Operands
 from paceline.strategies.owned.state import own_state
+from paceline.strategies.pipelined.numbers import Number, Numbers, settled
 from paceline.strategies.pipelined.stage_tensor import StageTensor, Team, give, take_back, whole
 
 
@@ -23,8 +24,9 @@ class Holding:
     """The parameters of all models, on one worker of a pipeline."""
 
     def __init__(self, group: Group) -> None:
-        self.group, self.operands = group, Operands(StageTensor)
-        self.team = Team(group, self.operands.note)
+        self.group, self.operands = group, Operands((StageTensor, Number))
+        self.numbers = Numbers(group, group.post("numbers"))
+        self.team = Team(group, self.operands.note, self.numbers)
 
     def divide(
         self,
@@ -68,6 +70,8 @@ class Holding:
         """A gradient that every worker has computed (of a penalty) is kept by the parameter's owner only. One that a
         stage has computed for a parameter of all workers is sent to all."""
         grad = parameter.grad
+        if isinstance(grad, Number) and not grad.requires_grad:
+            grad = parameter.grad = settled(grad)
         if grad is None or isinstance(grad, StageTensor) == isinstance(parameter, StageTensor) or grad.requires_grad:
             return
         parameter.grad = self.team.owned(grad, parameter.owner) if isinstance(parameter, StageTensor) else whole(grad)
@@ -76,7 +80,7 @@ class Holding:
         """What this worker keeps of a whole tensor."""
         if not isinstance(like, StageTensor) or isinstance(value, StageTensor):
             return value
-        return self.team.owned(value.to(like.device), like.owner)
+        return self.team.owned(settled(value).to(like.device), like.owner)
 
 
 def _may_be_given(parameter: Any) -> bool:

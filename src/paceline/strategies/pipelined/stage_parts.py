@@ -12,6 +12,7 @@ from paceline.imports import after_import
 from paceline.script.seams.stage import Stage
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
+from paceline.strategies.pipelined.numbers import settled
 from paceline.strategies.pipelined.stage_tensor import StageTensor, assign_whole_data, whole
 
 
@@ -30,7 +31,7 @@ class StageParts(PartGradients):
             held = [p for p in part.parameters() if isinstance(p, StageTensor)]
             return copy.deepcopy(part, {id(p): self.full(p) for p in held}) if held else part
         if not isinstance(part, StageTensor):
-            return part
+            return settled(part)
         return nn.Parameter(whole(part), part.requires_grad) if isinstance(part, nn.Parameter) else whole(part)
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:

@@ -23,8 +23,10 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script.patches import patch
+from paceline.strategies.pipelined.numbers import Numbers, leaves, replaced, settled
 from paceline.torch_private import (
     disabled_torch_function,
+    is_view,
     make_wrapper_subclass,
     plain_data,
     swap_tensor_impl,
@@ -51,8 +53,9 @@ class StageTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        found = [leaf for leaf in _leaves((args, kwargs or {})) if isinstance(leaf, StageTensor)]
-        return found[0].team.answer(func, args, kwargs or {}, found)
+        args, kwargs = replaced((args, kwargs or {}), settled)
+        found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, StageTensor)]
+        return found[0].team.answer(func, args, kwargs, found)
 
     # -- what torch reads from a tensor's memory -----------------------------------------------------------------------
 
@@ -62,6 +65,7 @@ class StageTensor(torch.Tensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
+        new = settled(new)
         if not isinstance(new, StageTensor) or new.owner != self.owner:
             self.team.note(new)
             new = self.team.owned(whole(new), self.owner)
@@ -102,9 +106,10 @@ class StageTensor(torch.Tensor):
 class Team:
     """The workers of one pipeline."""
 
-    def __init__(self, group: Group, note: Callable[[Any], None]) -> None:
-        """`note`: is told the numbers and plain tensors that the script puts into such tensors."""
-        self.group, self.note = group, note
+    def __init__(self, group: Group, note: Callable[[Any], None], numbers: Numbers) -> None:
+        """`note`: is told the numbers and plain tensors that the script puts into such tensors. `numbers`: those that
+        stages compute."""
+        self.group, self.note, self.numbers = group, note, numbers
         self.computes = False  # a stage runs, of which the other workers know nothing
 
     def made(
@@ -146,6 +151,7 @@ class Team:
 
     def owned(self, plain: torch.Tensor, owner: int) -> StageTensor:
         """A tensor that all workers hold, as the owner's."""
+        plain = settled(plain)
         return self.made(plain.detach(), plain, owner, plain.device)
 
     def answer(self, func: Any, args: Any, kwargs: Any, found: Sequence[StageTensor]) -> Any:
@@ -175,20 +181,22 @@ class Team:
         mine, shapes = first.owner == self.group.rank, None
         if not targets:
             try:
-                shapes = func(*_replaced(args, _on_meta), **_replaced(kwargs, _on_meta))
+                shapes = func(*replaced(args, _on_meta), **replaced(kwargs, _on_meta))
             except (NotImplementedError, RuntimeError):
                 return NotImplemented
-            if not all(isinstance(leaf, torch.Tensor) for leaf in _leaves(shapes)):
+            if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(shapes)):
                 return NotImplemented
         self.note((args, kwargs))
-        computed = func(*_replaced(args, _value), **_replaced(kwargs, _value)) if mine else None
+        computed = func(*replaced(args, _value), **replaced(kwargs, _value)) if mine else None
         if targets:
             return None if isinstance(args[0], (list, tuple)) else targets[0] if len(targets) == 1 else tuple(targets)
         device = kwargs.get("device") or first.device
-        values = iter(_leaves(computed) if mine else [])
-        found = _replaced(shapes, lambda like: self.made(next(values, None), like, first.owner, device))
-        # Numbers (a norm, a penalty) are sent at once: what the script computes from them, all workers compute.
-        return found if any(like.dim() for like in _leaves(shapes)) else _replaced(found, whole)
+        values = iter(leaves(computed) if mine else [])
+        # Numbers (a norm, a penalty) are sent: what the script computes from them, all workers compute. But an element
+        # of a parameter stays a part of its memory, which the script may change.
+        is_number = not is_view(func) and not any(like.dim() for like in leaves(shapes))
+        make = self.numbers.of if is_number else self.made
+        return replaced(shapes, lambda like: make(next(values, None), like, first.owner, device))
 
     def _everywhere(
         self, func: Any, args: Any, kwargs: Any, found: Sequence[StageTensor], targets: Sequence[Any]
@@ -199,13 +207,13 @@ class Team:
         def put(leaf: Any) -> Any:
             return wholes[id(leaf)] if isinstance(leaf, StageTensor) else leaf
 
-        result = func(*_replaced(args, put), **_replaced(kwargs, put))
+        result = func(*replaced(args, put), **replaced(kwargs, put))
         for target in targets:
             if isinstance(target, StageTensor):
                 self.note(wholes[id(target)])
                 if target.value is not None:
                     target.value.copy_(wholes[id(target)])
-        return _replaced(result, lambda leaf: known.get(id(leaf), leaf))
+        return replaced(result, lambda leaf: known.get(id(leaf), leaf))
 
     def _each(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of lists, for one place after the other."""
@@ -245,7 +253,7 @@ class Team:
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers of all workers, as a plain tensor without a graph. Every worker of the pipeline calls it."""
-    return tensor.team.gather([tensor])[id(tensor)] if isinstance(tensor, StageTensor) else tensor
+    return tensor.team.gather([tensor])[id(tensor)] if isinstance(tensor, StageTensor) else settled(tensor)
 
 
 def leaf_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -338,21 +346,3 @@ def _on_meta(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
     return META if isinstance(leaf, torch.device) else leaf
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _leaves(one)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
-    else:
-        yield value
-
-
-def _replaced(value: Any, put: Callable[[Any], Any]) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(one, put) for one in value)
-    if isinstance(value, dict):
-        return {key: _replaced(one, put) for key, one in value.items()}
-    return put(value)
