@@ -10,14 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import paceline
 import paceline.data
-from paceline.cli.app import app
+from paceline.cli.app import commands
 
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = {
@@ -67,7 +66,7 @@ def _moved(link: re.Match[str]) -> str:
 
 def command_pages(guides: set[str]) -> dict[str, str]:
     """The Markdown of each verb's page, by verb."""
-    program: Any = typer.main.get_command(app)
+    program: Any = commands()
     top = program.make_context("paceline", [], resilient_parsing=True)
     return {
         name: _command_page(command, _context(command, name, top), guides) for name, command in program.commands.items()

@@ -25,18 +25,20 @@ WITH_WORKERS = ("comm", "script", "strategies", "horovod")
 # What stays together, so that each pool, zygote and browser is made once: rooms, or files that need nobody else's.
 TOGETHER = {
     "tests/acceptance/test_same_numbers.py": "corpus",
-    "tests/acceptance/": "acceptance",
+    **dict.fromkeys(("tests/acceptance/", "tests/checkpoint/test_resumed_runs.py"), "acceptance"),
     "tests/script/": "script",
-    **dict.fromkeys(("tests/strategies/", "tests/comm/", "tests/horovod/"), "workers"),
-    "tests/launch/": "launch",
+    "tests/strategies/": "strategies",
+    **dict.fromkeys(("tests/comm/", "tests/horovod/"), "comm"),
+    **dict.fromkeys((f"tests/trials/test_{name}.py" for name in ("bench", "scale_causes", "sweep_runs")), "launch"),
+    **dict.fromkeys(("tests/launch/", "tests/advise/test_slow_worker.py", "tests/test_rooms.py"), "launch"),
     "tests/view/": "view",
 }
 # Files of a room that use neither the room's zygote nor its typist: they begin as soon as a core is free.
 APART = tuple(f"tests/acceptance/test_{name}.py" for name in ("second_account", "prompts", "demo"))
 # What takes long, longest first: where one of them began last, the other cores would wait for it.
 LONG = (
-    *("acceptance", "workers", "view", "script", "corpus", "launch", *APART),
-    *("tests/test_contributing.py", "tests/trials/test_bench.py", "tests/converge/test_ghost.py"),
+    *("acceptance", "view", "strategies", "script", "launch", "comm", "corpus", *APART),
+    *("tests/test_contributing.py", "tests/converge/test_ghost.py"),
 )
 
 # The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.

@@ -17,9 +17,8 @@ import sys
 import matplotlib.figure  # noqa: F401
 import polars  # noqa: F401
 import pydantic  # noqa: F401 - typer looks for its types
-import typer
 
-from paceline.cli.app import app, command_line
+from paceline.cli.app import command_line, commands
 from paceline.cli.horovodrun import main as horovodrun
 from paceline.launch import Zygote
 
@@ -71,7 +70,7 @@ def typed(order: dict[str, object], zygote: Zygote) -> int:
 
 if __name__ == "__main__":
     zygote = Lent.start()
-    typer.main.get_command(app)
+    commands()
     gc.freeze()
     zygote.receive()  # until it has imported torch
     serve(zygote)

@@ -25,6 +25,12 @@ def test_version(paceline_):
     assert paceline_("--version") == (0, f"{__version__}\n", "")
 
 
+def test_a_process_reads_the_verbs_once(paceline_, monkeypatch):
+    assert paceline_("mods")[0] == 0
+    monkeypatch.setattr("typer.main.get_command", None)
+    assert paceline_("mods")[0] == 0
+
+
 def test_python_m_paceline_and_no_torch_in_this_process():
     code = (
         "import runpy, sys\n"

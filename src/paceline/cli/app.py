@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -94,6 +95,12 @@ mods.add_to(app)
 doctor.add_to(app)
 
 
+@functools.cache
+def commands() -> Any:
+    """The verbs as Typer has read them. Reading them takes longer than most verbs, so a process does it once."""
+    return typer.main.get_command(app)
+
+
 def command_line(
     arguments: Sequence[str],
     zygote: Zygote | None = None,
@@ -104,7 +111,7 @@ def command_line(
     """Runs one verb and returns the exit code. Every error ends here: a user's mistake prints two lines, a bug in
     paceline prints its traceback. With --json, both also print a JSON document. `ended` is called after the verb.
     `command`: what was typed, if it was not `paceline` and these arguments."""
-    program = typer.main.get_command(app)
+    program = commands()
     session = Session(zygote=zygote, verb=next(iter(arguments), ""), typed=tuple(arguments))
     session.command = tuple(command) or ("paceline", *arguments)
     words = list(arguments)
