@@ -6,6 +6,9 @@ autocast. The benchmarks run it unchanged under plain python and under paceline.
 
 Prints the loss every `--log-every` steps, and the median, smallest and largest milliseconds of a step at the end, over
 blocks of `--log-every` steps after the first `--warm-up`.
+
+Figures, one H200, torch 2.11, `--compile --autocast --steps 500`: a step takes 10.5 and 11.6 ms under plain python, and
+2.79 and 2.77 ms under `paceline run -n 1 --mod cuda_graphs`: 3.8 and 4.2 ×, with the same losses. The aim is 2.5 ×.
 """
 
 import argparse
