@@ -51,7 +51,8 @@ def alone(plain: PlainPython, folder: Path, script: str) -> str:
 @pytest.mark.parametrize(
     ("place", "ranks", "times"),
     [
-        ("backward", [1], 4),
+        # In the default run, connections break meanwhile: see below.
+        pytest.param("backward", [1], 4, marks=pytest.mark.slow),
         pytest.param("backward", [0], 4, marks=pytest.mark.slow),
         pytest.param("forward", [3], 6, marks=pytest.mark.slow),
         pytest.param("saving", [0], 1, marks=pytest.mark.slow),
@@ -163,6 +164,28 @@ atexit.register(lambda: os.write(2, f"{broken} broken\\n".encode()))
 """
 
 
+def test_a_worker_killed_while_connections_break_changes_no_number(
+    typist: Typist, plain: PlainPython, tmp_path: Path
+) -> None:
+    """On one of two hosts. The connections are made again, and what was on its way is sent again."""
+    expected = alone(plain, tmp_path, TRAIN.format(fault=NONE))
+    for name in ("log.csv", "model0.pt", "model1.pt"):
+        (tmp_path / name).unlink()
+    killing = AT_A_PLACE.format(place="backward", ranks=[1], times=4).replace("def here", "def kill")
+    breaking = BREAKING.replace("    global broken\n", "    global broken\n    kill(place)\n")
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=killing + breaking))
+    done = typist.type(tmp_path, "run", "--hosts", HOSTS, "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    assert done.stderr.count("the run goes on with") == 1
+    (record,) = (tmp_path / "paceline-runs").iterdir()
+    assert int((record / "log.rank2.txt").read_text().split()[-2]) > 8  # connections were broken
+    assert (tmp_path / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
+    assert {path.name for path in tmp_path.iterdir()} >= {"model0.pt", "model1.pt"}
+    assert not (tmp_path / "model.tmp").exists()
+
+
+@pytest.mark.slow
 def test_connections_that_break_change_no_number(typist: Typist, plain: PlainPython, tmp_path: Path) -> None:
     """No worker is lost: the connections are made again, and what was on its way is sent again."""
     expected = alone(plain, tmp_path, TRAIN.format(fault=NONE))

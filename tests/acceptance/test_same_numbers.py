@@ -40,6 +40,8 @@ NAMED = {
     "mesh(data=2,model=2)": ("clip_value", "dropout_everywhere"),
     "pipeline(stages=2)": ("inference_mode", "pruning"),
 }
+# Named, and not in the default run: tests/strategies/test_mesh_tokens.py trains with dropout on such a mesh.
+LONG = {"dropout_everywhere-4-batch-mesh(data=2,model=2)"}
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
 
 
@@ -191,7 +193,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     else:
         taken = [*cases(), *(case for strategy in OTHERS for case in cases_under(strategy, EVERY))]
     chosen = set(CHOSEN.read_text().split())
-    chosen |= {case.name for case in taken if case.is_named}
+    chosen |= {case.name for case in taken if case.is_named} - LONG
     if metafunc.config.option.markexpr == "not slow":  # a thousand cases that are made, and taken out again
         taken = [case for case in taken if case.name in chosen]
     marks = {case.name: [] if case.name in chosen else [pytest.mark.slow] for case in taken}

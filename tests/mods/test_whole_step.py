@@ -324,6 +324,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.crossed("wholes")
 @pytest.mark.parametrize("script", WHOLE)
 def test_a_step_is_one_graph_and_the_numbers_stay(script: Script, wholes: list[WholeStep]) -> None:
     plain, _ = played(script, graphed=False)
@@ -394,6 +395,7 @@ IN_PARTS = {
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.skipif(DEVICE == "cuda", reason="there, other graphs take over: test_cuda_graphs")
+@pytest.mark.crossed("wholes")
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_what_cannot_be_one_graph_is_computed_as_before(name: str, wholes: list[WholeStep]) -> None:
     plain, _ = played(IN_PARTS[name], graphed=False)
