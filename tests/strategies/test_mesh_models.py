@@ -143,3 +143,30 @@ def checkpointed(inside: bool) -> Any:
         optimizer.step()
         seen.append(loss.item())
     return [seen, saved(model.state_dict())]
+
+
+def replaced() -> Any:
+    """Parameters that the script makes of split ones, in the middle of training."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    x, seen = torch.randn(10, 6, dtype=torch.float64), list[Any]()
+    for step in range(6):
+        if step == 2:
+            weight = model[2].weight
+            model[2].weight = nn.Parameter(weight.detach() * (weight.abs() > 0.05))
+            model[0].bias = nn.Parameter(model[0].bias.detach().clone())
+        if step == 4:
+            model[0].weight = nn.Parameter(model[0].weight)
+        if step % 2 == 0:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append([loss.item(), *(p.grad.norm().item() for p in model.parameters() if p.grad is not None)])
+    return [*seen, saved(model.state_dict())]
+
+
+@pytest.mark.parametrize("strategy", ["mesh(data=1,model=2)", "mesh(data=2,model=2)"])
+def test_parameters_made_of_split_ones(pool: Pools, strategy: str) -> None:
+    check(pool, strategy, replaced)

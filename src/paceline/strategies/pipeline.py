@@ -157,6 +157,7 @@ class Pipeline(StageParts):
         """Each stage updates its own parameters. Parameters that every worker holds are updated as in ZeRO-1."""
         if self.stage.group.world == 1:
             return plain(optimizer, *args, **kwargs)
+        self.holding.team.lent.write_back(arrays=True)
         self.holding.numbers.settle()  # parameters that every worker holds are updated by one worker each
         self.holding.operands.compare(self.pipe)
         self.holding.keep_own_state(optimizer)
@@ -168,6 +169,7 @@ class Pipeline(StageParts):
         if self.stage.group.world == 1:
             return plain(module, *args, **kwargs)
         given = (args, kwargs)
+        self.holding.team.lent.write_back(arrays=True)
         self.holding.numbers.settle()  # a stage computes without the other workers
         self.holding.gather(list(module.buffers()), ())  # a mask that the script has made of a stage's weight
         model = self._models.get(module)

@@ -276,7 +276,7 @@ class Sharded(Mirrored):
     def look(self) -> None:
         """Before a call: what the script has written into views is written back; a replaced parameter is refused."""
         if self._rules is not None:
-            self._rules.write_back()
+            self._rules.write_back(arrays=True)
         for units in self._units:
             if not self._running and (name := units.look()):
                 raise ScriptError(
@@ -288,7 +288,7 @@ class Sharded(Mirrored):
     def _look_at_parameters(self, what: str) -> None:
         """Refuses what FSDP2 cannot do with parameters, before it gives other numbers."""
         if self._rules is not None:
-            self._rules.write_back()
+            self._rules.write_back(arrays=True)
         found = False
         for units in self._units:
             for held in units.parameters:
@@ -343,6 +343,7 @@ class Sharded(Mirrored):
         tensor = getattr(part, "_now", part)
         if not is_dtensor(tensor) or self._rules is None:
             return tensor
+        self._rules.write_back(arrays=True)
         with torch.no_grad():
             whole = self._rules.whole(tensor)
         return nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import tree
-from paceline.strategies.mesh import class_losses, entering, layers, transforms
+from paceline.strategies.mesh import class_losses, entering, layers, lent, transforms
 from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
@@ -84,6 +84,7 @@ def answer(f: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """What `f` returns for these arguments, of which one or more are sharded."""
     if SplitOutput in types:
         make_plain((args, kwargs))
+    lent.write_back()
     kind, name = _kind(f)
     if is_transformed() and kind is not _fact:
         args, kwargs = transforms.with_wholes((args, kwargs))
@@ -168,8 +169,7 @@ def _gradients(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _gathered(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    args, kwargs = tree.replace((args, kwargs), lambda leaf: whole(leaf) if is_sharded(leaf) else leaf)
-    return f(*args, **kwargs)
+    return lent.gathered(f, args, kwargs)
 
 
 def _layer(layer: Plain, f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -214,8 +214,11 @@ def _reduced(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _viewed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Only on tensors of which each worker has one of equal parts: DTensor splits others unevenly."""
-    return _pointwise(f, name, args, kwargs)
+    """Only on tensors of which each worker has one of equal parts: DTensor splits others unevenly. A view that is not
+    split is one of a copy, into which the script may write."""
+    found = _pointwise(f, name, args, kwargs)
+    is_split = all(is_sharded(leaf) for leaf in (found if isinstance(found, (list, tuple)) else (found,)))
+    return found if is_split or name in ("matmul", "softmax") else lent.gathered(f, args, kwargs)
 
 
 def _changed(f: Any, name: str, args: Any, kwargs: Any) -> Any:

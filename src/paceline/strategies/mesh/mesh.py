@@ -28,7 +28,7 @@ from paceline.script import chance, tree
 from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.mesh import entering, functions, transforms
+from paceline.strategies.mesh import entering, functions, lent, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.hybrid import ShardedMesh
@@ -227,6 +227,7 @@ class Mesh(PartGradients):
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         make_plain(tensor)
+        lent.write_back_arrays()
         return whole(tensor.detach()) if is_sharded(tensor) else tensor
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
@@ -271,9 +272,20 @@ def _ask_for_whole_tensors() -> None:
     patch(DTensor, "__torch_function__", classmethod(_asked))
     patch(DTensor, "__repr__", functions.show)
     transforms.find()
+    patch(nn.Parameter, "__new__", _make_parameter)
     patch(torch.Tensor, "data", property(plain_data.__get__, functions.assign_data))
     # torch.autograd.detect_anomaly asks it of gradients.
     register_sharding(is_any_true)(lambda x: [([Replicate()], [Replicate()])])
+
+
+plain_new = nn.Parameter.__new__
+
+
+def _make_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """A parameter that the script makes of a split tensor is whole; it is split when its model is called."""
+    with torch.no_grad():
+        data = whole(data) if is_sharded(data) else data
+    return plain_new(cls, data, requires_grad)
 
 
 def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -32,6 +32,7 @@ class StageParts(PartGradients):
             return copy.deepcopy(part, {id(p): self.full(p) for p in held}) if held else part
         if not isinstance(part, StageTensor):
             return settled(part)
+        part.team.lent.write_back(arrays=True)
         return nn.Parameter(whole(part), part.requires_grad) if isinstance(part, nn.Parameter) else whole(part)
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script.patches import patch
+from paceline.strategies.lent_copies import LentCopies, state_of_part
 from paceline.strategies.pipelined.numbers import Numbers, leaves, replaced, settled
 from paceline.torch_private import (
     disabled_torch_function,
@@ -76,7 +77,10 @@ class StageTensor(torch.Tensor):
             self.leaf.data = new.value
 
     def numpy(self, *, force: bool = False) -> Any:
-        return whole(self).requires_grad_(self.requires_grad).numpy(force=force)
+        full = self.team.lent.known(self, whole(self))
+        array = full.view_as(full).requires_grad_(self.requires_grad).numpy(force=force)
+        self.team.lent.remember(self, full, array)
+        return array
 
     def tolist(self) -> Any:
         return whole(self).tolist()
@@ -110,6 +114,7 @@ class Team:
         """`note`: is told the numbers and plain tensors that the script puts into such tensors. `numbers`: those that
         stages compute."""
         self.group, self.note, self.numbers = group, note, numbers
+        self.lent = LentCopies(self._keep, _state_of)  # whose numbers the script may change through NumPy
         self.computes = False  # a stage runs, of which the other workers know nothing
 
     def made(
@@ -214,6 +219,12 @@ class Team:
                 if target.value is not None:
                     target.value.copy_(wholes[id(target)])
         return replaced(result, lambda leaf: known.get(id(leaf), leaf))
+
+    @torch.no_grad()
+    def _keep(self, target: StageTensor, full: torch.Tensor) -> None:
+        self.note(full)
+        if target.value is not None:
+            target.value.copy_(full)
 
     def _each(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of lists, for one place after the other."""
@@ -336,6 +347,10 @@ def _exchange(parameter: Any, made: Any) -> None:
 def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:
     tensor._is_param = True
     tensor.requires_grad_(requires_grad)
+
+
+def _state_of(tensor: StageTensor) -> tuple[int, ...]:
+    return (id(tensor),) if tensor.value is None else state_of_part(tensor.value)
 
 
 def _value(leaf: Any) -> Any:

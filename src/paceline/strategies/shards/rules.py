@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from paceline.comm.group import Group
 from paceline.script.patches import all_of, patch
 from paceline.script.slicing import crossings
+from paceline.strategies.lent_copies import LentCopies, state_of_part
 from paceline.strategies.operands import Operands
 from paceline.strategies.shards import names
 from paceline.strategies.shards.parts import (
@@ -47,8 +47,8 @@ class Rules:
     ) -> None:
         self.group, self._rows, self._inside, self._rebound = group, rows, inside, rebound
         self.operands = Operands(DTensor)
-        # Views of gathered copies: what the script writes into a view is written back to the parts.
-        self._views: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int, DTensor]] = []
+        # Gathered copies: what the script writes into views of them is written back to the parts.
+        self._copies = LentCopies(self._keep, lambda tensor: state_of_part(local_of(tensor)))
 
     def install(self) -> Callable[[], None]:
         rules = self
@@ -209,7 +209,7 @@ class Rules:
             if isinstance(value, DTensor):
                 whole = next((w for tensor, w, _ in gathered if tensor is value), None)
                 if whole is None:
-                    whole = self.whole(value)
+                    whole = self._copies.known(value, self.whole(value))
                     gathered.append((value, whole, _version(whole)))
                 return whole
             return _rebuilt(value, gather)
@@ -218,27 +218,18 @@ class Rules:
         aims = _tensors(args[:1]) if names.is_in_place(name) else []  # not every function of lists counts versions
         for tensor, whole, version in gathered:
             if _version(whole) != version or any(aim is tensor for aim in aims):
-                self._keep(tensor, whole)
+                self._copies.keep(tensor, whole)
                 if result is whole:
                     return tensor
             elif not whole.requires_grad:
-                for view in _tensors(result):
-                    if view is not whole and view._base is whole:
-                        self._views.append((weakref.ref(view), whole, version, tensor))
+                self._copies.remember(tensor, whole, result)
         return result
 
     # -- writing back ----------------------------------------------------------------------------------------------
 
-    def write_back(self) -> None:
-        """Brings what the script wrote into views of gathered copies to the parts."""
-        if not self._views:
-            return
-        kept, self._views = self._views, []
-        for view, whole, version, tensor in kept:
-            if _version(whole) != version:
-                self._keep(tensor, whole)
-            if view() is not None:
-                self._views.append((view, whole, _version(whole), tensor))
+    def write_back(self, *, arrays: bool = False) -> None:
+        """Brings what the script wrote into views of copies to the parts; with `arrays`, also through NumPy."""
+        self._copies.write_back(arrays=arrays)
 
     def _keep(self, tensor: DTensor, whole: torch.Tensor) -> None:
         self._note(whole)
