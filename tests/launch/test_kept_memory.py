@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
 from launched import Play
@@ -38,3 +39,27 @@ def test_a_worker_keeps_the_memory_of_a_step_and_not_that_of_the_proof(play: Pla
         kept, faults = map(int, launched.log(rank).split())
         assert kept < 24 << 20, "the rows of both workers and copies of them would be kept"
         assert faults < 512, "the rows of a worker have 2,048 pages, which were not returned"
+
+
+MAPPED = """
+    import os, torch
+    x = torch.ones(16 << 20)
+    for line in open("/proc/self/smaps"):
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(end, 16) for end in first.split("-"))
+        elif first == "VmFlags:" and low <= x.data_ptr() < high:
+            print("hg" in rest, os.environ.get("GLIBC_TUNABLES"))
+    """
+
+
+def _has_huge_pages() -> bool:
+    state = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    glibc = tuple(map(int, platform.libc_ver()[1].split(".")))
+    return glibc >= (2, 35) and state.exists() and "[madvise]" in state.read_text()
+
+
+@pytest.mark.skipif(not _has_huge_pages(), reason="the system gives no huge pages to those who ask")
+def test_large_tensors_are_on_huge_pages_and_the_script_sees_no_variable_of_that(play: Play) -> None:
+    launched = play(MAPPED, workers=2)
+    assert [launched.log(rank) for rank in range(2)] == ["True None\n"] * 2

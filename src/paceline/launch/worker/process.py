@@ -27,6 +27,7 @@ from paceline.launch.control import Control
 from paceline.launch.failures.tracebacks import describe, whole_text
 from paceline.launch.worker import offspring
 from paceline.launch.worker.worker_main import perform
+from paceline.launch.zygote import allocator
 from paceline.record import stopping
 from paceline.record.folder import log_path
 from paceline.record.logs import LogFile, open_log
@@ -135,7 +136,7 @@ def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
     # Even a call with the present number of threads would switch off MKL's dynamic choice of threads.
     if torch.get_num_threads() != settings.threads:
         torch.set_num_threads(settings.threads)
-    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):  # the user's choice stays
+    if not allocator.is_users():
         memory.keep_freed(settings.local_world)
 
 

@@ -17,6 +17,7 @@ from typing import Self
 from paceline.errors import LaunchError
 from paceline.launch import messages, processes
 from paceline.launch.failures import limits
+from paceline.launch.zygote import allocator
 
 _PATIENCE = 10.0  # seconds for the zygote to end by itself
 
@@ -41,6 +42,7 @@ class Zygote:
             [sys.executable, "-P", "-m", "paceline.launch.zygote.process", str(its.fileno())],
             pass_fds=[its.fileno()],
             start_new_session=True,
+            env=allocator.zygote_environment(),
         )
         its.close()
         return cls(process, ours)

@@ -24,6 +24,7 @@ from collections.abc import Callable  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
 
 from paceline.launch import messages, processes, scratch  # noqa: E402
+from paceline.launch.zygote import allocator  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.launch.zygote.torch_check import TorchCheck
@@ -224,6 +225,9 @@ def _quietly(call: Callable[[int, int], None], target: int, argument: int) -> bo
 
 
 def main() -> None:
+    for name, value in allocator.HUGE_PAGES.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
     try:
