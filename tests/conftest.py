@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from paceline.launch import Zygote
 
+# Read when torch is loaded, here and in every process that a test starts: a thread that waits for one without a core
+# would keep its own core busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 WITH_WORKERS = ("comm", "script", "strategies", "horovod")
 # What stays together, so that each pool, zygote and browser is made once: rooms, or files that need nobody else's.
 TOGETHER = {
