@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # would keep its own core busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Importing tests and torch makes a million objects and almost no garbage: see `pytest_collection_finish`.
+gc.disable()
+
 WITH_WORKERS = ("comm", "script", "strategies", "horovod")
 # What stays together, so that each pool, zygote and browser is made once: rooms, or files that need nobody else's.
 TOGETHER = {
@@ -121,6 +124,7 @@ def pytest_collection_finish() -> None:
     collect garbage, or fork processes that do, and need not walk through it each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     if "torch" in sys.modules:
         from paceline.launch.worker.process import settle_mathematics
 
