@@ -6,11 +6,17 @@
 One run alternates both kinds of step, so that a machine whose speed drifts favours none. A round is the median step of
 each kind in a block. The model has 20 batch norms, each of which exchanges one vector a direction. Aim: 3 % of a step.
 
-Figures, aim not met. 16 idle cores, 8 threads a worker, 64×64, batch 64: 1.274 (1.214 – 1.295), where a step takes
-111 ms with `bn=local`. The 40 exchanges of a step take 0.07 to 0.09 ms each; what remains is that workers wait for
-each other 40 times a step, and one more pass over the gradient in backward. Tried and left out: statistics by
-vectorised sums in float32, in half of the time of torch's kernel (1.239), because they are not those of one process
-to the last bit.
+Figures, aim not met. Two workers with one thread each, on two cores that other programs used, too, 5 rounds: 1.050
+(1.010 – 1.136), and 1.054 (1.003 – 1.071) in processor time. Just before, the former code on the same machine: 1.083
+(1.043 – 1.254), and 1.070 (1.053 – 1.084). The rounds overlap, so the difference is not certain; that of the kernels
+is: the backward passes of the 20 layers, without exchange, take 15.2 ms of one thread, formerly 19.4, torch's own 13.5.
+Planes of 2×2 are summed in 0.15 ms instead of 0.8 ms. Not measured again on idle cores; there, with the former code
+and 8 threads a worker, 16 cores, it was 1.274 (1.214 – 1.295) of a step of 111 ms, mostly because workers wait for each
+other 40 times a step. The 40 exchanges take 0.07 to 0.09 ms each.
+
+Tried and left out: statistics by vectorised sums in float32, in half of the time of torch's kernel, because they are
+not those of one process to the last bit; the same in float64 on parts that fit the cache, because that takes 23.4 ms
+for the 20 layers, and torch's kernel 16.9 ms. Not tried: weight gradients of convolutions computed during the wait.
 """
 
 from __future__ import annotations
@@ -48,9 +54,10 @@ def main() -> None:
     print(f"ResNet-18, batch {args.batch_size}, {args.size}×{args.size}, 2 workers, {args.device}", flush=True)
     lines = run([*PACELINE, "run", "-n", "2", "--quiet", __file__, "--inside", *options])
     rounds = [line.text.split()[1:] for line in lines if line.text.startswith("round ")]
-    whole, local = ([float(figures[i]) for figures in rounds] for i in range(2))
+    whole, local, whole_processor, local_processor = ([float(figures[i]) for figures in rounds] for i in range(4))
     print(f"  a step with bn=local: {statistics.median(local) * 1e3:.1f} ms")
     print(f"  whole batch ÷ local: {ratio(whole, local)}   aim ≤ 1.03")
+    print(f"  the same in processor time of worker 0: {ratio(whole_processor, local_processor)}")
 
 
 def _option(args: argparse.Namespace, name: str) -> list[str]:
@@ -58,7 +65,8 @@ def _option(args: argparse.Namespace, name: str) -> list[str]:
 
 
 def train_in_turn(args: argparse.Namespace) -> None:
-    """Runs on every worker. Prints the median seconds of both kinds of step, a line a round."""
+    """Runs on every worker. Prints the median seconds, and the median seconds of processor time, of both kinds of step,
+    a line a round."""
     stage = api.current()
     assert stage is not None
     torch.manual_seed(0)
@@ -68,18 +76,21 @@ def train_in_turn(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for number in range(args.rounds + 1):  # the first round is the warm-up
         seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        processor: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for step in range(args.steps * 2):
             kind = KINDS[(step + number) % 2]
             stage.views.norms_see_batch = kind == "whole"
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             loss.item()
             seconds[kind].append(time.perf_counter() - began)
+            processor[kind].append(time.process_time() - worked)
         if number:
-            print("round", *(statistics.median(seconds[kind]) for kind in KINDS), flush=True)
+            medians = [statistics.median(figures[kind]) for figures in (seconds, processor) for kind in KINDS]
+            print("round", *medians, flush=True)
 
 
 if __name__ == "__main__":

@@ -33,17 +33,19 @@ class Case:
     steps: int = 2
     input_needs_grad: bool = False
     second: bool = False
+    contiguous: bool = False  # the batch norm's input; else its channels are innermost
     dtype: torch.dtype = torch.float64
 
 
 class Model(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
-        self.mix = nn.Linear(3, 3)
+        self.mix, self.contiguous = nn.Linear(3, 3), case.contiguous
         self.norm = NORMS[case.dims](3, momentum=case.momentum, affine=case.affine, track_running_stats=case.track)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.mix(x.movedim(1, -1)).movedim(-1, 1))
+        mixed = self.mix(x.movedim(1, -1)).movedim(-1, 1)
+        return self.norm(mixed.contiguous() if self.contiguous else mixed)
 
 
 def trained(case: Case) -> dict[str, torch.Tensor]:
@@ -98,6 +100,15 @@ def check(pool: Any, world: int, case: Case) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_batch_norm_sees_the_batch(pool: Any, world: int, dims: int, inner: tuple[int, ...]) -> None:
     check(pool, world, Case(batch=7, dims=dims, inner=inner, input_needs_grad=True))
+
+
+@pytest.mark.parametrize("inner", [(2,), (7,), (8,), (2, 2), (1, 1), (5, 4)], ids=str)
+def test_small_planes_sum_as_large_ones_do(pool: Any, inner: tuple[int, ...]) -> None:
+    check(pool, 2, Case(batch=5, dims=len(inner), inner=inner, input_needs_grad=True, contiguous=True))
+
+
+def test_small_planes_on_a_borrowed_row(pool: Any) -> None:
+    check(pool, 3, Case(batch=2, dims=2, inner=(2, 2), input_needs_grad=True, contiguous=True))
 
 
 @pytest.mark.parametrize("momentum", [None, 0.0, 0.3, 1.0])

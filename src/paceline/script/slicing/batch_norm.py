@@ -1,6 +1,6 @@
 """Batch norm over the whole batch, also where a worker holds only a slice. `--mod bn=local` switches it off.
 
-    forward    each worker's count, mean and sum of squared deviations M2 of its rows, per channel; one exchange;
+    forward    each worker's count, mean and variance of its rows, per channel; one exchange; with M2 = n·variance
                combined as  mean = Σ n_r·mean_r / n   M2 = Σ M2_r + Σ n_r·(mean_r − mean)²   (Chan et al., 1979)
     backward   one exchange of the sums S₁ = Σ ∂y and S₂ = Σ ∂y·x̂, then  ∂x = w·r·(∂y − S₁/n − x̂·S₂/n)
                with x̂ = (x − mean)·r and r = 1/√(var + ε); each worker keeps its own rows' ∂w and ∂b
@@ -27,6 +27,7 @@ from paceline.script.slicing.crossings import Split
 
 HALVES = (torch.float16, torch.bfloat16)
 WHAT = "the statistics of batch norm"
+LANES = 8  # torch's kernel sums planes that are smaller than a vector register at a fifth of the speed of three passes
 
 
 def find(stage: Stage) -> Callable[[], None]:
@@ -76,10 +77,10 @@ def norm_whole_batch(
     with torch.no_grad():
         mean, variance, total = _statistics(x, split)
         if running_mean is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_mean.lerp_(_in(mean, running_mean.dtype), momentum)
         if running_var is not None:
             unbiased = variance * (total / (total - 1))
-            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+            running_var.lerp_(_in(unbiased, running_var.dtype), momentum)
     return _WholeNorm.apply(x, weight, bias, mean, variance, total, eps, split)
 
 
@@ -96,17 +97,19 @@ def _statistics(x: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tens
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         return mean, (m2.sum(0) + ((means - mean).square() * counts).sum(0)) / total, total
-    # The same in numpy, whose calls cost a tenth of torch's on a few numbers.
-    here = np.empty(2 * channels + 1, dtype=mean.numpy().dtype)
-    here[:channels], here[-1] = mean.numpy(), counted
-    np.multiply(variance.numpy(), counted, out=here[channels:-1])
-    rows = split.group.gather_vectors(torch.from_numpy(here), WHAT).numpy()
-    share = rows[:, -1].astype(np.float64)
-    number = float(share.sum())
-    centre = share @ rows[:, :channels] / number
-    away = rows[:, :channels] - centre
-    spread = (rows[:, channels:-1].sum(0, dtype=np.float64) + share @ (away * away)) / number
-    mean, variance = (torch.from_numpy(found.astype(here.dtype, copy=False)) for found in (centre, spread))
+    # The same in numpy, with few calls: each costs up to 10 µs, since the passes over x have emptied the caches.
+    told = torch.cat((mean, variance, mean.new_full((1,), counted)))
+    rows = split.group.gather_vectors(told, WHAT).numpy().astype(np.float64)
+    means, variances, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1]
+    number = float(counts.sum())
+    share = counts / number
+    centre = share @ means
+    means -= centre
+    means *= means
+    means += variances
+    found = np.empty((2, channels), dtype=mean.numpy().dtype)
+    found[0], found[1] = centre, share @ means
+    mean, variance = torch.from_numpy(found)
     return mean, variance, number
 
 
@@ -127,7 +130,7 @@ class _WholeNorm(Function):
         ctx.save_for_backward(x, weight, mean, variance)
         if x.is_cuda:
             return torch.batch_norm_elemt(x, weight, bias, mean, torch.rsqrt(variance + eps), eps)
-        return _normalise(x, mean, variance, weight, bias, eps).to(x.dtype)
+        return _in(_normalise(x, mean, variance, weight, bias, eps), x.dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -138,8 +141,8 @@ class _WholeNorm(Function):
             dx, dw, db = _gradients(dy, x, weight, mean, variance, ctx.total, ctx.eps, ctx.split)
         needed = ctx.needs_input_grad
         return (
-            dx.to(x.dtype) if needed[0] else None,
-            dw.to(weight.dtype) if needed[1] else None,
+            _in(dx, x.dtype) if needed[0] else None,
+            _in(dw, weight.dtype) if needed[1] else None,
             db if needed[2] else None,
             *(None,) * 5,
         )
@@ -155,19 +158,12 @@ def _gradients(
     eps: float,
     split: Split,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if x.is_cuda:
-        invstd = torch.rsqrt(variance + eps)
-        scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
-        s1, s2, *_ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
-        s2 = s2 * invstd
-    else:
-        x, dy = _wide(x), _wide(dy)
-        r = 1 / np.sqrt(variance.numpy() + eps)
-        scale = torch.from_numpy(r if weight is None else r * weight.detach().to(mean.dtype, copy=True).numpy())
-        # Only the sums: torch's kernel computes both in one pass.
-        _, s2, s1 = torch.ops.aten.native_batch_norm_backward(
-            dy, x, scale, None, None, mean, torch.from_numpy(r), True, eps, (False, True, True)
-        )
+    if not x.is_cuda:
+        return _gradients_on_cpu(dy, x, weight, mean, variance, total, eps, split)
+    invstd = torch.rsqrt(variance + eps)
+    scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
+    s1, s2, *_ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
+    s2 = s2 * invstd
     if not split.mine:  # a borrowed row
         s1, s2 = torch.zeros_like(s1), torch.zeros_like(s2)
     sums = torch.cat([s1, s2])
@@ -178,6 +174,47 @@ def _gradients(
     bias, slope = (sums.view(2, -1) * (scale / -total)).unbind()
     dx = _normalise(x, mean, variance, slope, bias, eps)
     return dx.addcmul_(dy.to(dx.dtype), _along_channels(scale, x)), s2, s1
+
+
+def _gradients_on_cpu(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    total: float,
+    eps: float,
+    split: Split,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same with few calls on vectors, each of which costs as much as a pass over a small layer's gradient."""
+    x, dy = _wide(x), _wide(dy)
+    r = 1 / np.sqrt(variance.numpy() + eps)
+    # A copy: `numpy()` makes memory fixed in size, and a strategy that splits parameters frees that of its weights.
+    scale = r if weight is None else r * weight.detach().to(mean.dtype, copy=True).numpy()
+    s1, s2 = _sums(dy, x, mean, variance, r, eps)
+    if not split.mine:  # a borrowed row
+        s1, s2 = torch.zeros_like(s1), torch.zeros_like(s2)
+    sums = torch.cat([s1, s2])
+    split.group.all_reduce(sums, WHAT)
+    if not split.mine:
+        return torch.zeros_like(x), s2, s1
+    bias, slope = torch.from_numpy(sums.numpy().reshape(2, -1) * (scale * (-1 / total))).unbind()
+    dx = torch.batch_norm(x, slope, bias, mean, variance, False, 0.0, eps, False)
+    return dx.addcmul_(dy, _along_channels(torch.from_numpy(scale), x)), s2, s1
+
+
+def _sums(
+    dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, r: Any, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Σ ∂y and Σ ∂y·x̂ of own rows, per channel."""
+    rows, channels = x.shape[:2]
+    if 1 < x.numel() // (rows * channels) < LANES and x.is_contiguous() and dy.is_contiguous():
+        normal = torch.batch_norm(x, None, None, mean, variance, False, 0.0, eps, False)
+        s1, s2 = (t.view(rows, -1).sum(0).view(channels, -1).sum(1) for t in (dy, normal.mul_(dy)))
+        return s1, s2
+    given = (dy, x, None, None, None, mean, torch.from_numpy(r), True, eps)
+    _, s2, s1 = torch.ops.aten.native_batch_norm_backward(*given, (False, True, True))  # both in one pass
+    return s1, s2
 
 
 def _differentiable_gradients(
@@ -205,8 +242,13 @@ def _normalise(
     x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, weight: Any, bias: Any, eps: float
 ) -> torch.Tensor:
     """One pass of torch's kernel for evaluation, in the statistics' precision."""
-    weight, bias = (None if t is None else t.to(mean.dtype) for t in (weight, bias))
-    return torch.batch_norm(x.to(mean.dtype), weight, bias, mean, variance, False, 0.0, eps, False)
+    dtype = mean.dtype
+    weight, bias = _in(weight, dtype), _in(bias, dtype)
+    return torch.batch_norm(_in(x, dtype), weight, bias, mean, variance, False, 0.0, eps, False)
+
+
+def _in(tensor: Any, dtype: torch.dtype) -> Any:
+    return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
