@@ -20,6 +20,7 @@ EXACTNESS = "exactness"  # allows the mods of several workers that give up the s
 INEXACT = ("bn=local", "random=own", "view=slice")
 ALLOWED = (MORE, EXACTNESS)
 WORKERS = "workers"
+LATER = 1000  # added to the order of candidates with little to gain: more than there are candidates
 LONG_START = 10.0  # seconds: a mod whose first steps take longer makes every trial with it long
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
+from paceline.trials.tune.candidates import LATER
 from paceline.trials.tune.standing import CandidateStanding
 
 MUCH = 0.3  # share of a step from which on a wait is the first thing to shorten
 LITTLE = 0.05  # share of a step below which a phase has nothing to gain
-LATER = 1000  # more than there are candidates
 WAITS = {"loader": "data", "resident": "data", "view": "communication", "bn": "communication"}
 WORK = {"fused_optimizer": "optimizer"}
 

@@ -1,13 +1,12 @@
 """The search of `tune` for the fastest set of mods, on any bench.
 
 1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard.
-2. Measures the candidates that gain nearly always all together, and takes the set apart if that gains: each mod is left
-   out once. If the set fails or gains too little, nothing is lost but one trial.
-3. Measures each other candidate, in the order of `candidates` and `predicted`. Then adds the best one to the set, and
-   measures the remaining ones on top of it, because some mods gain only after another one. A mod is kept only if pairs
-   of trials, with and without it in turn, show a gain above the noise, or if one trial is decisive. A mod that the loss
-   guard refuses is out.
-4. Removes each kept mod once, to see whether it is still needed.
+2. Measures the candidates that gain nearly always all together, and leaves each out once if that gains, which shows
+   what slows the others down. If the set fails or gains too little, nothing is lost but one trial.
+3. Measures each other candidate on top of the best set, in the order of `standing.rank`, and adds it if it gains: some
+   mods gain only after another one. A mod is kept only if pairs of trials, with and without it in turn, show a gain
+   above the noise, or if one trial is decisive. A mod that the loss guard refuses is out.
+4. Removes each kept mod once, if there is time, to see whether it is still needed.
 5. Runs the printed command and the unmodified script in fresh processes: only what this last check confirms is
    reported (`last_check`).
 
@@ -22,12 +21,12 @@ from functools import reduce
 
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune import verdict as verdicts
-from paceline.trials.tune.candidates import LONG_START, Candidate, draws, promise_of, together
+from paceline.trials.tune.candidates import LATER, LONG_START, Candidate, draws, promise_of, together
 from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.loss_guard import Compared, Guard
 from paceline.trials.tune.noise import LEAST, Mods, mean
 from paceline.trials.tune.predicted import put_in_order
-from paceline.trials.tune.standing import CandidateStanding, failure, no_gain, problem, refusal
+from paceline.trials.tune.standing import CandidateStanding, NothingToTune, failure, no_gain, problem, rank, refusal
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune.verdict import Final, Problem, Reason, Row, Verdict
 
@@ -36,14 +35,6 @@ MUCH = 1.3  # a mod with at least this gain is never removed: later mods do not 
 WORTH = 0.05  # smallest relative gain for which the batch is doubled again
 SEEDS = 2  # other seeds that the baseline runs from
 LEAST_TRIALS = 6  # fewest trials for a result: the baseline's, one candidate's, and the last check's
-
-
-class NothingToTune(Exception):
-    """The baseline cannot be measured, or cannot be compared with. The text is a message for the user."""
-
-    def __init__(self, code: Problem, text: str) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class Search:
@@ -190,18 +181,28 @@ class Search:
         if 1 + self._worth_confirming() < row.gain <= 1 + self.speeds.margin(1):
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
             row.gain = mean(ratios) if ratios else row.gain
-        if row.gain <= 1 + self._worth_confirming():  # fewer mods are better than more
+        # Fewer mods are better than more. But a mod may gain only on top of one that is still to be tried: `_prune`.
+        if row.gain <= (1 - self.speeds.margin(1) if self._expects_more() else 1 + self._worth_confirming()):
             row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
             self.standings[mod].fruitless += 1
             self._tried.add((mod, frozenset(less)))
             self.best = less
+
+    def _expects_more(self) -> bool:
+        """Whether the next candidate makes the device's work much shorter or longer: a compiler, or a larger batch."""
+        following = min(self._open(), key=self._rank, default=None)
+        return following is not None and (following.candidate.seconds >= LONG_START or following.candidate.doubles)
 
     def _is_quick(self, standing: CandidateStanding) -> bool:
         return self.budget is None or self.trials.cost(self._with(standing)) <= LONG * self.budget
 
     def _try_each_alone(self) -> None:
         for standing in sorted(self._open(), key=lambda one: one.candidate.order):
-            if self._is_quick(standing) and not standing.candidate.doubles and not standing.fruitless:
+            candidate = standing.candidate
+            if self.best and candidate.seconds >= LONG_START:
+                return
+            worth = candidate.order < LATER and not candidate.doubles and not standing.fruitless
+            if worth and self._is_quick(standing) and not self._replaces(standing):
                 self._screen(standing)
 
     def _grow(self) -> None:
@@ -228,15 +229,12 @@ class Search:
         return max(self._doubtful, key=lambda one: one.gain or 1.0, default=None)
 
     def _rank(self, standing: CandidateStanding) -> tuple[int, float, int]:
-        """The sort key of a candidate: those with a gain first, then those not tried yet, then the rest in the order of
-        `candidates`; those that failed to gain twice, last. A mod with a long start makes every later trial long, so it
-        comes after more promising mods even if it gained."""
-        candidate, gain, quick = standing.candidate, standing.gain or 1.0, standing.candidate.seconds < LONG_START
-        if quick and gain > 1 + self.speeds.margin(1):
-            return (0, -gain, candidate.order)
-        if quick and standing.gain is None and not standing.fruitless:
-            return (1, 0.0, candidate.order)
-        return (2 if standing.fruitless < 2 else 3, 0.0, candidate.order)
+        return rank(standing, self.speeds.margin(1), replaces=self._replaces(standing))
+
+    def _replaces(self, standing: CandidateStanding) -> bool:
+        """Whether the candidate would take the place of a mod that gained."""
+        gone = set(self.best) - set(self._with(standing))
+        return any((self.standings[mod].row.gain or 1.0) > 1 + self.speeds.margin(1) for mod in gone)
 
     # -- a candidate -----------------------------------------------------------------------------------------------
 
@@ -245,7 +243,7 @@ class Search:
         new = self._with(standing)
         known = self.speeds.of(new)
         if not known:
-            self.trials.refresh(self.best)
+            self.trials.refresh(self.best, against=new)
         measured = known[-1] if known else self.trials.measure(new, best=self.best)
         row, before = standing.row, self.speeds.speed(self.best)
         row.on = list(self.best)
@@ -329,15 +327,14 @@ class Search:
 
     def _prune(self) -> None:
         """Removes each kept mod once, and drops it if the rest is as fast without it. Skips mods with a large gain, to
-        save time for the last check."""
-        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best[:-1]}
+        save time for the last check, and one that was confirmed on top of this very set."""
+        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best}
         for mod in sorted((mod for mod, gain in gains.items() if gain < MUCH), key=lambda mod: gains[mod]):
-            if len(self.best) < 2:
-                return
-            less = tuple(other for other in self.best if other != mod)
+            row, less = self.standings[mod].row, tuple(other for other in self.best if other != mod)
+            if not less or (set(row.on) == set(less) and gains[mod] > 1 + self._worth_confirming()):
+                continue
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
-            if ratios and mean(ratios) < 1 + LEAST / 2:
-                row = self.standings[mod].row
+            if ratios and mean(ratios) < 1 + max(LEAST, self._worth_confirming()):
                 row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
                 row.gain, row.before, row.after = mean(ratios), self.speeds.speed(less), self.speeds.speed(self.best)
                 self.best = less

@@ -5,9 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.trials.core.result import Measured, Status
-from paceline.trials.tune.candidates import Candidate
+from paceline.trials.tune.candidates import LATER, LONG_START, Candidate
 from paceline.trials.tune.loss_guard import Compared
 from paceline.trials.tune.verdict import Problem, Row
+
+
+class NothingToTune(Exception):
+    """The baseline cannot be measured, or cannot be compared with. The text is a message for the user."""
+
+    def __init__(self, code: Problem, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -19,6 +27,22 @@ class CandidateStanding:
     gain: float | None = None  # on top of the last set that it was tried on
     fruitless: int = 0  # number of trials without a gain
     out: bool = False  # refused, unsupported, or failed
+
+
+def rank(standing: CandidateStanding, margin: float, *, replaces: bool) -> tuple[int, float, int]:
+    """The sort key of a candidate that is to be tried on top of the best set: quick ones that gained elsewhere; those
+    not tried yet, in their order; those with little to gain, and larger batches again; others that failed to gain once.
+    Last those that failed twice, and those that would replace a mod that gained (`replaces`): their own gain would have
+    to be larger still. What has a long start makes every later trial long: it waits for its turn even if it gained."""
+    candidate, gain = standing.candidate, standing.gain
+    if standing.fruitless > 1 or (replaces and not candidate.doubles):
+        return (4, 0.0, candidate.order)
+    if gain is not None and gain > 1 + margin and candidate.seconds < LONG_START:
+        return (0, -gain, candidate.order)
+    if standing.fruitless and not candidate.doubles:
+        return (3, 0.0, candidate.order)
+    untried = gain is None and not standing.fruitless
+    return (1 if untried and candidate.order < LATER else 2, 0.0, candidate.order)
 
 
 def failure(measured: Measured) -> str:

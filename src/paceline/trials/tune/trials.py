@@ -13,6 +13,7 @@ MOST_PAIRS = 3
 DECISIVE = 3.0  # margins above which one pair is enough
 FRESH = 8.0  # seconds that a fresh process takes to start, as a guess: it imports torch
 STALE, UNSTEADY = 4, 0.03  # a speed is measured again after this many trials, if the noise exceeds this fraction
+LONG = 2.0  # times the seconds of the best set's trial: a trial that costs more than the pair that it could be
 AS_IT_IS: Mods = ()
 
 
@@ -82,10 +83,11 @@ class Trials:
         self._fresh = max(0.0, measured.seconds - self.cost(mods))
         return measured
 
-    def refresh(self, mods: Mods) -> None:
-        """Measures a set again if its last trial was long ago and the machine is noisy, because the next trials are
-        compared with it."""
-        if self.speeds.age(mods) >= STALE and self.speeds.noise > UNSTEADY:
+    def refresh(self, mods: Mods, *, against: Mods) -> None:
+        """Measures a set again before the trial that it is compared `against`: if its last trial was long ago and the
+        machine is noisy, or if the next trial takes so long that both should count as a pair."""
+        age = self.speeds.age(mods)
+        if (age >= STALE and self.speeds.noise > UNSTEADY) or (age and self._is_long(against, mods)):
             self.measure(mods, best=mods)
 
     def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS) -> list[float]:
@@ -94,7 +96,9 @@ class Trials:
         seen = self.seen(old, new)
         if seen is not None:
             return [seen]
-        ratios: list[float] = []
+        ratios = self._just_made(old, new)
+        if ratios and ratios[0] > 1 + DECISIVE * self.speeds.margin(1):
+            return ratios
         while len(ratios) < most:
             try:
                 before = self.measure(old, best=best)
@@ -114,6 +118,15 @@ class Trials:
             if gain + self.speeds.error(pairs) < 1 + LEAST:
                 break
         return ratios
+
+    def _just_made(self, old: Mods, new: Mods) -> list[float]:
+        """The ratio of the last two trials, if they were of these sets and the new set's trial is long."""
+        if self.speeds.age(new) or self.speeds.age(old) != 1 or not self._is_long(new, old):
+            return []
+        return [self.speeds.of(new)[-1].samples_per_s / self.speeds.of(old)[-1].samples_per_s]
+
+    def _is_long(self, new: Mods, old: Mods) -> bool:
+        return self.cost(new) > LONG * self.cost(old)
 
     def seen(self, old: Mods, new: Mods) -> float | None:
         """The speed ratio from existing trials, if they are decisive: the new set ran soon after two trials of the old
