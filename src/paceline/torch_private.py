@@ -122,6 +122,13 @@ def address_of(storage: Any) -> int:
     return int(storage._cdata)
 
 
+def is_checkpointed() -> bool:
+    """Whether torch.utils.checkpoint (that which is not reentrant) keeps what is computed here, to compute it again."""
+    asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)
+    hooks = asked(False)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
 def writes_to(operator: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that an operator of torch changes; of a list each item."""
     found: list[Any] = []

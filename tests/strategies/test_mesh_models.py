@@ -167,6 +167,26 @@ def replaced() -> Any:
     return [*seen, saved(model.state_dict())]
 
 
+def parametrized() -> Any:
+    """A parametrization with buffers that change with each use, and an optimizer that computes in half precision."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    nn.utils.parametrizations.spectral_norm(model[0])
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    optimizer, x, seen = torch.optim.Muon(matrices, lr=0.05), torch.randn(10, 6, dtype=torch.float64), list[Any]()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return [*seen, saved(model.state_dict())]
+
+
+def test_nothing_is_computed_to_name_the_dimensions(pool: Pools) -> None:
+    check(pool, "mesh(data=1,model=2)", parametrized)
+
+
 @pytest.mark.parametrize("strategy", ["mesh(data=1,model=2)", "mesh(data=2,model=2)"])
 def test_parameters_made_of_split_ones(pool: Pools, strategy: str) -> None:
     check(pool, strategy, replaced)

@@ -12,9 +12,11 @@ import pytest
 import torch
 from test_pipeline import compare, in_stages, staged
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.comm.group import Group
+from paceline.errors import ScriptError
 
 LAYERS, WIDTH = 6, 8
 
@@ -178,3 +180,69 @@ def looked_at_by_one(group: Group) -> list[float]:
 def test_a_worker_may_look_at_numbers_alone(pool: Any) -> None:
     found, _ = pool(2, "numbers").run(looked_at_by_one)
     assert len(found) == 4 * 2 * 2 * LAYERS
+
+
+class Shrinks(nn.Module):
+    """Its forward changes a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.first.weight.mul_(0.5)
+        result: torch.Tensor = self.last(self.first(x))
+        return result
+
+
+def refused(group: Group, how: str) -> str:
+    try:
+        with staged(group):
+            x, model = torch.ones(4, WIDTH, dtype=torch.float64), deep()
+            model(x).sum().backward()  # the first model runs in stages; others may be computed whole
+            if how == "weights":
+                Shrinks().double()(x)
+            else:
+                checkpoint(deep(), x, use_reentrant=False)
+    except ScriptError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("weights", "its forward changes the parameter first.weight"),
+        ("checkpoint", "torch.utils.checkpoint around a call"),
+    ],
+)
+def test_models_that_do_not_go_through_a_pipeline_are_refused(pool: Any, how: str, said: str) -> None:
+    """The proof has changed the weights of the first; torch would fail in the second."""
+    for found in pool(2, "numbers").run(refused, how):
+        assert said in found
+
+
+def initialises() -> list[Any]:
+    """In the middle of training; orthogonal_ transposes a tensor of its own in place."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 5)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, seen = torch.ones(4, 4, dtype=torch.float64), list[Any]()
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        if step == 0:
+            nn.init.orthogonal_(model[0].weight)
+            nn.init.orthogonal_(model[2].weight)
+            nn.init.kaiming_uniform_(model[4].weight)
+        seen.append(loss.item())
+    return seen
+
+
+def test_weights_are_initialised_again(pool: Any) -> None:
+    expected = initialises()
+    for found in pool(2, "numbers").run(in_stages, {}, initialises):
+        compare(found, expected)

@@ -53,6 +53,7 @@ from paceline.strategies.pipelined.train_step import (
 )
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.strategies.zero1 import Zero1
+from paceline.torch_private import is_checkpointed
 from paceline.units import size
 
 NOT_1F1B = (
@@ -168,6 +169,11 @@ class Pipeline(StageParts):
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.stage.group.world == 1:
             return plain(module, *args, **kwargs)
+        if is_checkpointed():
+            raise ScriptError(
+                f"torch.utils.checkpoint around a call of the model {name_of(module)} does not go through a pipeline.",
+                advice="Call the model without it, or checkpoint modules inside it; or choose --strategy mirrored.",
+            )
         given = (args, kwargs)
         self.holding.team.lent.write_back(arrays=True)
         self.holding.numbers.settle()  # a stage computes without the other workers
@@ -293,7 +299,7 @@ class Pipeline(StageParts):
         initialise_lazy(plain, module, *given)
         known = None if before is None else before.schedule.cutting
         asked = (self.stages * self.parts, self.cut, None if known is None else known.segments.cuts)
-        group = self.stage.group
+        group, versions = self.stage.group, [p._version for p in module.parameters()]
         try:
             with self.holding.team.together(module):
                 try:
@@ -303,7 +309,7 @@ class Pipeline(StageParts):
                 except Exception:  # a model for one batch size. If it raises again, so would the call
                     cutting = cut_model(group, plain, module, given, *asked)
         except ScriptError as why:
-            if not self._has_cut:
+            if not self._has_cut or versions != [p._version for p in module.parameters()]:  # the proof changed weights
                 raise
             self.stage.views.warn(f"{why.message} Therefore every worker computes it whole.")
             return None

@@ -53,21 +53,24 @@ def _ready_made(module: nn.Module) -> Iterator[tuple[torch.Tensor, Names]]:
     outputs = dict(_linear_names(linears, words))
     for name, child in linears.items():
         first, second = outputs[name]
-        yield child.weight, (first, second)
-        if child.bias is not None:
-            yield child.bias, (first,)
+        yield from _named(child, weight=(first, second), bias=(first,))
     for name, child in module.named_modules():
         if isinstance(child, CONV):
-            yield child.weight, ("channels", "in_channels", *SPACE[-(child.weight.dim() - 2) :])
-            if child.bias is not None:
-                yield child.bias, ("channels",)
+            space = SPACE[-len(child.kernel_size) :]
+            yield from _named(child, weight=("channels", "in_channels", *space), bias=("channels",))
         elif isinstance(child, nn.Embedding) and not (child.sparse or child.max_norm or child.scale_grad_by_freq):
-            yield child.weight, ("position" if "pos" in name.lower() else "vocab", "embed")
-        elif isinstance(child, nn.MultiheadAttention) and child.in_proj_weight is not None:
-            yield child.in_proj_weight, ("in_proj", "embed")
-            if child.in_proj_bias is not None:
-                yield child.in_proj_bias, ("in_proj",)
-            yield child.out_proj.weight, ("embed", "out")  # torch's function for it gathers its weights
+            yield from _named(child, weight=("position" if "pos" in name.lower() else "vocab", "embed"))
+        elif isinstance(child, nn.MultiheadAttention) and child._parameters["in_proj_weight"] is not None:
+            yield from _named(child, in_proj_weight=("in_proj", "embed"), in_proj_bias=("in_proj",))
+            yield from _named(child.out_proj, weight=("embed", "out"))  # torch's function for it gathers its weights
+
+
+def _named(module: nn.Module, **dims: Names) -> Iterator[tuple[torch.Tensor, Names]]:
+    """The module's own parameters. Not by `module.weight`: a parametrization (spectral norm) would be computed, and may
+    change its buffers."""
+    for name, names in dims.items():
+        if (parameter := module._parameters.get(name)) is not None:
+            yield parameter, names
 
 
 def _linear_names(linears: dict[str, nn.Linear], words: set[int]) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -67,6 +67,7 @@ VIEWS = {
     *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "unsqueeze", "squeeze"),
     *("unbind", "chunk", "split", "swapaxes", "matmul", "softmax", "view_as"),
 }
+PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "softmax"}
 CONVERSIONS = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type"}
 # Functions of torch.nn.functional that are Python, by what they call.
 BENEATH: dict[Any, Plain] = {
@@ -215,10 +216,12 @@ def _reduced(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 def _viewed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Only on tensors of which each worker has one of equal parts: DTensor splits others unevenly. A view that is not
-    split is one of a copy, into which the script may write."""
+    split is one of a copy, into which the script may write. Products in half precision: see `_reduced`."""
+    if name in PRODUCTS and any(is_sharded(leaf) and leaf.dtype in HALF for leaf in tree.leaves(args)):
+        return _gathered(f, name, args, kwargs)
     found = _pointwise(f, name, args, kwargs)
     is_split = all(is_sharded(leaf) for leaf in (found if isinstance(found, (list, tuple)) else (found,)))
-    return found if is_split or name in ("matmul", "softmax") else lent.gathered(f, args, kwargs)
+    return found if is_split or name in PRODUCTS else lent.gathered(f, args, kwargs)
 
 
 def _changed(f: Any, name: str, args: Any, kwargs: Any) -> Any:

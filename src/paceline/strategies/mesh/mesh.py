@@ -11,6 +11,7 @@ results.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, cast
@@ -272,6 +273,8 @@ def _ask_for_whole_tensors() -> None:
     patch(DTensor, "__torch_function__", classmethod(_asked))
     patch(DTensor, "__repr__", functions.show)
     transforms.find()
+    # What DTensor cannot do raises, and is then done with whole tensors: nothing to report.
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: "run meta for" not in str(record.msg))
     patch(nn.Parameter, "__new__", _make_parameter)
     patch(torch.Tensor, "data", property(plain_data.__get__, functions.assign_data))
     # torch.autograd.detect_anomaly asks it of gradients.

@@ -166,6 +166,14 @@ class Team:
                 "A stage of the pipeline uses a parameter of another stage, which the proof of the cut has not shown.",
                 advice="Choose another strategy: --strategy mirrored",
             )
+        if torch.Tag.inplace_view in func.tags:  # another shape, of this object
+            if any(getattr(tensor, "_is_param", False) for tensor in found):
+                raise ScriptError(
+                    f"{func.overloadpacket.__name__} changes the shape of a stage's parameter.",
+                    advice="Change the model's parameters before its first call, or choose --strategy mirrored.",
+                )
+            take_back(found)
+            return func(*args, **kwargs)
         owners = {tensor.owner for tensor in found}
         name = func.overloadpacket.__name__
         if len(owners) > 1 and name.startswith(LISTS):
