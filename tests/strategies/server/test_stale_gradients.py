@@ -11,7 +11,7 @@ import torch
 from server_team import Team, team
 
 from paceline.strategies.server.exchange import Exchange
-from paceline.strategies.server.stale.correction import LARGEST, MEMORY, Correction, Kind, Plan
+from paceline.strategies.server.stale.correction import LARGEST, MEMORY, QUICKER, Correction, Kind, Plan
 
 SGD = "torch.optim.SGD"
 HEAVY = [{"momentum": 0.9, "dampening": 0.0}]
@@ -39,7 +39,8 @@ def push(exchange: Exchange, number: int, size: float = 1.0) -> list[torch.Tenso
 
 
 class Formula:
-    """DANA, written down once more: w -= lr (m v + g), v = m v + g, with a v for each worker."""
+    """DANA, written down once more: w -= lr (m v + g), v = m v + g, with a v for each worker. 1 - m grows with the
+    staleness, and so does lr."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
         self.w = [value.detach().clone() for value in values]
@@ -59,8 +60,10 @@ class Formula:
         scale *= min(1.0, most / norm)
         old = self.v.get(worker, [torch.zeros_like(w) for w in self.w])
         moved = [scale * g + DECAY * w for g, w in zip(gradients, self.w, strict=True)]
-        self.v[worker] = [MOMENTUM * v + g for v, g in zip(old, moved, strict=True)]
-        self.w = [w - LR * (MOMENTUM * v + g) for w, v, g in zip(self.w, self.v[worker], moved, strict=True)]
+        quicker = (1 + self.staleness) ** QUICKER
+        momentum, lr = 1 - (1 - MOMENTUM) * quicker, LR * quicker
+        self.v[worker] = [momentum * v + g for v, g in zip(old, moved, strict=True)]
+        self.w = [w - lr * (momentum * v + g) for w, v, g in zip(self.w, self.v[worker], moved, strict=True)]
         self.version += 1
         self.seen[worker] = self.version
 
@@ -130,7 +133,7 @@ def test_a_loaded_momentum_is_that_of_every_worker(tmp_path: Path) -> None:
     [
         ("none", SGD, HEAVY, Plan()),
         ("rate", SGD, HEAVY, Plan(rate=0.25)),
-        ("momentum", SGD, HEAVY, Plan(own_momentum=True)),
+        ("momentum", SGD, HEAVY, Plan(quicker=5.0**QUICKER)),
         ("momentum", SGD, [{"momentum": 0.0, "dampening": 0.0}], Plan(rate=0.25)),
         ("momentum", SGD, [{"momentum": 0.9, "dampening": 0.1}], Plan(rate=0.25)),
         ("momentum", "torch.optim.AdamW", [{}], Plan(rate=0.25)),

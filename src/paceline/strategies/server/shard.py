@@ -50,20 +50,20 @@ class Shard:
         rate: float = 1.0,
         *,
         scale: float = 1.0,
-        worker: int | None = None,
+        own: tuple[int, float] | None = None,
     ) -> None:
         """One update by these gradients, multiplied by `scale`, with the learning rate multiplied by `rate`; with the
-        momentum of `worker`, else with the optimizer's."""
+        momentum of a worker (`own`: see Momenta.step), else with the optimizer's."""
         if self.optimizer is not None:
             if scale != 1.0:  # not in place: the memory is the worker's, who may push it again
                 gradients, _ = self._weighted([(gradients, missing, scale)])
             for piece, parameter, gradient in zip(self.share.pieces, self.parameters, gradients, strict=True):
                 parameter.grad = None if piece.tensor in missing else gradient
             set_options(self.optimizer, [options[number] for number in self._groups], rate)
-            if worker is None:
+            if own is None:
                 self.optimizer.step()
             else:
-                self.momenta.step(self.optimizer, worker)
+                self.momenta.step(self.optimizer, *own)
             for parameter in self.parameters:
                 parameter.grad = None
         self.version += 1

@@ -161,9 +161,8 @@ class Space:
     def _apply(self, ask: say.Push, gradients: Views) -> None:
         staleness = max(0, self.shard.version - ask.version)
         plan = self._correction.plan(ask.options, staleness, ask.norm)
-        worker = ask.worker if plan.own_momentum else None
-        missing = frozenset(ask.missing)
-        self.shard.apply(gradients, missing, ask.options, plan.rate, scale=plan.scale, worker=worker)
+        own = None if plan.quicker is None else (ask.worker, plan.quicker)
+        self.shard.apply(gradients, frozenset(ask.missing), ask.options, plan.rate, scale=plan.scale, own=own)
         self._waiting[ask.worker].staleness = staleness
         self._on_update(staleness)
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 Kind = Literal["momentum", "rate", "none"]
 
 MEMORY = 0.05  # of the mean staleness and of the mean norm: the weight of an update
+QUICKER = 0.5  # power: a worker makes one of 1 + staleness updates, so its momentum lasts that much longer
 LARGEST = 2.0  # × the mean norm: what a gradient counts at most while staleness may make training oscillate
 
 
@@ -25,7 +26,9 @@ class Plan:
 
     rate: float = 1.0  # × the learning rate
     scale: float = 1.0  # × the gradient
-    own_momentum: bool = False  # the worker's momentum, not the optimizer's
+    quicker: float | None = (
+        None  # the worker's own momentum, which forgets so many times as fast; None: the optimizer's
+    )
 
 
 class Correction:
@@ -51,7 +54,7 @@ class Correction:
             found = scale * norm
             self._norm.note(min(found, most))
             scale *= min(1.0, most / found)
-        return Plan(scale=scale, own_momentum=True)
+        return Plan(scale=scale, quicker=(1.0 + self._staleness.value) ** QUICKER)
 
 
 class _Mean:
