@@ -1,19 +1,69 @@
 """Corrections for stale gradients, compared in a simulation: one process, exact delays, the CNN example.
 
     python benchmarks/stale_gradients.py --data DIR                # the real Fashion-MNIST: DIR holds fashion-mnist
-    python benchmarks/stale_gradients.py --rules sync lwp dana     # drawn pictures, some of the rules
+    python benchmarks/stale_gradients.py --rules sync ahead dana   # drawn pictures, some of the rules
     python benchmarks/stale_gradients.py --speeds 1 1 1 1 1 1 1 5  # eight workers
 
 Workers take turns as their speeds say (`--speeds`: the time of one step; each step varies by 10 %). A worker's gradient
 belongs to the parameters that it got after its last push, and is applied to the newest ones: as in
 `--strategy "server(staleness=inf,deal=free)"`, without its processes. `sync` is one process, without delays. All rules
-see the same samples, in the order of the seed, and the script's learning rate and momentum; none is tuned.
+see the same samples, in the order of the seed, and the script's learning rate and momentum.
+
+Test accuracy, seed 0 unless said otherwise. a: the real Fashion-MNIST, 2 epochs, 470 updates. b: a third of it
+(`--train-size 20000 --test-size 3000`), 156 updates. c: as b, eight workers (`--speeds 1 1 1 1 1 1 1 5`). d: 60,000
+drawn pictures, 2 epochs, mean of seeds 0 and 1, on a GPU.
+
+                                 a        b        c        d
+    sync                                  0.832             0.992
+    none                                                    0.096
+    lr/staleness                          0.532             0.952
+    lr/sqrt                                                 0.981
+    momentum=0                                              0.238
+    momentum=0.5                                            0.512
+    momentum=0.7                                            0.409
+    momentum=0,rate/2                                       0.983
+    momentum=0,rate/4                                       0.980
+    dana                                  0.756             0.990
+    dana,fresh                                              0.990
+    dana,clip                             0.735
+    dana,fresh,clip                       0.768    0.455
+    dana,fresh,clip=1.5                   0.666
+    dana,fresh,clip=3                     0.780
+    dana,fresh,clip,quicker      0.861    0.783    0.621
+    dana,fresh,clip,quicker=1    0.856    0.787
+    dana,fresh,clip=3,quicker    0.865             0.196
+    server                                         0.655
+    of-worker                                               0.989
+    of-worker,fresh                                         0.986
+    ahead                                                   0.871
+    ahead,fresh                                             0.990
+    ahead,fresh,clip                      0.765
+    ahead,own                                               0.096
+    ahead,own,fresh                                         0.987
+    ahead,decays,fresh                                      0.989
+    ahead,1.5,fresh                                         0.961
+    ahead,2,fresh                                           0.969
+    ahead,rate/2,fresh                                      0.986
+    ahead,spike,fresh                                       0.970
+    ahead,own,spike,fresh                                   0.681
+    spike,fresh                                             0.988
+    dc                                                      0.096
+    dc,0.04                                                 0.096
+    gap                                                     0.932
+    gap,of-worker                                           0.975
+
+A blank was not measured. 0.096 is one class for all: training diverged. With eight workers on drawn pictures (3 seeds),
+`dana`, `ahead` and their variants without `clip` diverged, too, and `lr/staleness` reached 0.730. On a, the strategy
+mirrored reaches 0.8715. The parameter server does what `server` does, which is `dana,fresh,clip=3,quicker` with a
+lower learning rate where the mean staleness is more than 3. Its three constants were chosen on seed 0 of these figures,
+so they are no independent test of it; other seeds of slow_worker.py are.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import math
 import random
 import statistics
 import sys
@@ -32,7 +82,10 @@ from cnn import CNN
 
 
 class Rule:
-    """The optimizer as it is: one momentum buffer, the script's learning rate."""
+    """The optimizer as it is: one momentum buffer, the script's learning rate. `clip`, in some rules: a
+    gradient's norm is at most so many times the mean norm."""
+
+    clip, norm = 0.0, 0.0
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -49,6 +102,14 @@ class Rule:
         self.updates += 1
         self.last[worker] = staleness
         self.mean += (staleness - self.mean) * max(0.05, 1 / self.updates)
+
+    def limited(self, g: torch.Tensor) -> torch.Tensor:
+        if not self.clip:
+            return g
+        norm = float(g.norm())
+        most = self.clip * (self.norm or norm)
+        self.norm += 0.05 * (min(norm, most) - self.norm) if self.norm else norm
+        return g * min(1.0, most / norm)
 
     def pull(self, worker: int) -> torch.Tensor:
         return self.run.w
@@ -80,21 +141,20 @@ class LessMomentum(Rule):
 
 
 class OfWorker(Rule):
-    """A momentum buffer for each worker; with Nesterov's step that is DANA (Hakimi et al. 2019). `clip`: the gradient's
-    norm is at most so many times the mean norm."""
+    """A momentum buffer for each worker; with Nesterov's step that is DANA (Hakimi et al. 2019). `quicker`: momentum
+    forgets (1 + staleness) ** quicker times as fast, and the learning rate grows by as much. `steady`: the learning rate
+    falls where the mean staleness is more than this."""
 
-    nesterov, fresh, clip, norm = True, False, 0.0, 0.0
+    nesterov, fresh, quicker, steady = True, False, 0.0, math.inf
 
     def push(self, worker: int, g: torch.Tensor, staleness: int, then: torch.Tensor) -> None:
         if self.fresh:
             g = g / max(1.0, staleness / max(1.0, self.mean))
-        if self.clip:
-            norm = float(g.norm())
-            most = self.clip * (self.norm or norm)
-            g = g * min(1.0, most / norm)
-            self.norm += 0.05 * (min(norm, most) - self.norm) if self.norm else norm
-        v = self.of_worker[worker] = self.momentum * self.of_worker.get(worker, torch.zeros_like(g)) + g
-        self.run.w = self.run.w - self.lr * (self.momentum * v + g if self.nesterov else v)
+        g = self.limited(g)
+        momentum = max(0.0, 1 - (1 - self.momentum) * (1 + self.mean) ** self.quicker)
+        lr = self.lr * (1 - momentum) / (1 - self.momentum) * min(1.0, self.steady / max(1.0, self.mean))
+        v = self.of_worker[worker] = momentum * self.of_worker.get(worker, torch.zeros_like(g)) + g
+        self.run.w = self.run.w - lr * (momentum * v + g if self.nesterov else v)
 
 
 class Ahead(Rule):
@@ -114,6 +174,7 @@ class Ahead(Rule):
     def push(self, worker: int, g: torch.Tensor, staleness: int, then: torch.Tensor) -> None:
         if self.fresh:
             g = g / max(1.0, staleness / max(1.0, self.mean))
+        g = self.limited(g)
         self.v = self.momentum * self.v + g
         step = self.v
         if self.spike:
@@ -172,10 +233,17 @@ RULES: dict[str, Rule | None] = {
     "dana,fresh": OfWorker(fresh=True),
     "dana,clip": OfWorker(clip=2.0),
     "dana,fresh,clip": OfWorker(fresh=True, clip=2.0),
+    "dana,fresh,clip=1.5": OfWorker(fresh=True, clip=1.5),
+    "dana,fresh,clip=3": OfWorker(fresh=True, clip=3.0),
+    "dana,fresh,clip,quicker": OfWorker(fresh=True, clip=2.0, quicker=0.5),
+    "dana,fresh,clip,quicker=1": OfWorker(fresh=True, clip=2.0, quicker=1.0),
+    "dana,fresh,clip=3,quicker": OfWorker(fresh=True, clip=3.0, quicker=0.5),
+    "server": OfWorker(fresh=True, clip=3.0, quicker=0.5, steady=3.0),
     "of-worker": OfWorker(nesterov=False),
     "of-worker,fresh": OfWorker(nesterov=False, fresh=True),
     "ahead": Ahead(),
     "ahead,fresh": Ahead(fresh=True),
+    "ahead,fresh,clip": Ahead(fresh=True, clip=2.0),
     "ahead,own": Ahead(own=True),
     "ahead,own,fresh": Ahead(own=True, fresh=True),
     "ahead,decays,fresh": Ahead(decays=True, fresh=True),

@@ -11,7 +11,7 @@ import torch
 from server_team import Team, team
 
 from paceline.strategies.server.exchange import Exchange
-from paceline.strategies.server.stale.correction import LARGEST, MEMORY, QUICKER, Correction, Kind, Plan
+from paceline.strategies.server.stale.correction import LARGEST, MEMORY, QUICKER, STEADY, Correction, Kind, Plan
 
 SGD = "torch.optim.SGD"
 HEAVY = [{"momentum": 0.9, "dampening": 0.0}]
@@ -61,7 +61,7 @@ class Formula:
         old = self.v.get(worker, [torch.zeros_like(w) for w in self.w])
         moved = [scale * g + DECAY * w for g, w in zip(gradients, self.w, strict=True)]
         quicker = (1 + self.staleness) ** QUICKER
-        momentum, lr = 1 - (1 - MOMENTUM) * quicker, LR * quicker
+        momentum, lr = 1 - (1 - MOMENTUM) * quicker, LR * quicker * min(1, STEADY / max(1, self.staleness))
         self.v[worker] = [momentum * v + g for v, g in zip(old, moved, strict=True)]
         self.w = [w - lr * (momentum * v + g) for w, v, g in zip(self.w, self.v[worker], moved, strict=True)]
         self.version += 1
@@ -133,7 +133,7 @@ def test_a_loaded_momentum_is_that_of_every_worker(tmp_path: Path) -> None:
     [
         ("none", SGD, HEAVY, Plan()),
         ("rate", SGD, HEAVY, Plan(rate=0.25)),
-        ("momentum", SGD, HEAVY, Plan(quicker=5.0**QUICKER)),
+        ("momentum", SGD, HEAVY, Plan(rate=STEADY / 4, quicker=5.0**QUICKER)),
         ("momentum", SGD, [{"momentum": 0.0, "dampening": 0.0}], Plan(rate=0.25)),
         ("momentum", SGD, [{"momentum": 0.9, "dampening": 0.1}], Plan(rate=0.25)),
         ("momentum", "torch.optim.AdamW", [{}], Plan(rate=0.25)),

@@ -2,7 +2,7 @@
 
 Stale gradients act like additional momentum, and with the script's own momentum on top training diverges. `momentum`:
 every worker has a momentum of its own, with Nesterov's step (DANA, Hakimi et al. 2019), so that the momentum of one
-worker does not carry another one's stale gradients; the learning rate stays. `rate`: the learning rate is divided by
+worker does not carry another one's stale gradients. `rate`: the learning rate is divided by
 the staleness. benchmarks/stale_gradients.py compares these and others.
 """
 
@@ -17,6 +17,7 @@ Kind = Literal["momentum", "rate", "none"]
 
 MEMORY = 0.05  # of the mean staleness and of the mean norm: the weight of an update
 QUICKER = 0.5  # power: a worker makes one of 1 + staleness updates, so its momentum lasts that much longer
+STEADY = 3.0  # mean staleness up to which the learning rate is the script's: with eight workers training diverges
 LARGEST = 3.0  # × the mean norm: what a gradient counts at most while staleness may make training oscillate
 
 
@@ -54,7 +55,7 @@ class Correction:
             found = scale * norm
             self._norm.note(min(found, most))
             scale *= min(1.0, most / found)
-        return Plan(scale=scale, quicker=(1.0 + self._staleness.value) ** QUICKER)
+        return Plan(rate=min(1.0, STEADY / mean), scale=scale, quicker=(1.0 + self._staleness.value) ** QUICKER)
 
 
 class _Mean:
