@@ -142,8 +142,8 @@ class LessMomentum(Rule):
 
 class OfWorker(Rule):
     """A momentum buffer for each worker; with Nesterov's step that is DANA (Hakimi et al. 2019). `quicker`: momentum
-    forgets (1 + staleness) ** quicker times as fast, and the learning rate grows by as much. `steady`: the learning rate
-    falls where the mean staleness is more than this."""
+    forgets (1 + staleness) ** quicker times as fast, and the learning rate grows by as much. `steady`: the learning
+    rate falls where the mean staleness is more than this."""
 
     nesterov, fresh, quicker, steady = True, False, 0.0, math.inf
 
