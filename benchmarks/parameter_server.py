@@ -7,10 +7,12 @@ Every side has the same parameters and gradients (the sizes of a ResNet-18, or o
 update, SGD with momentum, by torch's fused kernel. A step of a worker is one push of all gradients and one pull of all
 parameters; nothing else is computed. `rpc`: a server process that holds the parameters, and workers that call
 `rpc_sync(server, step, gradients)`, as in torch's tutorial, but with all tensors in one call. `all-reduce`: Gloo's sum
-of one flat tensor and an update on every worker, which is synchronous. Sides alternate; the processes of one side sleep
-while another runs. GB/s counts the bytes of gradients and parameters, once each; `copy` is a memory copy by one thread.
+of one flat tensor and an update on every worker, which is synchronous. Sides alternate; the processes of one side
+sleep while another runs. `passes` and `update` are bounds: processes without a server, one on each core, that make
+the same two copies and the update, or the update alone, and wait for nobody. GB/s counts the bytes of gradients and
+parameters, once each; `copy` is a memory copy by one thread.
 
-Figures of a quiet machine with 2 cores, 5 rounds, 2 workers:
+Figures of a quiet machine with 2 cores, 5 rounds, 2 workers, `correction=none`:
 
                         pushes+pulls/s   of a copy's speed   processor time each   × as fast as      × less time
     ResNet-18, 46.8 MB                                                             rpc               than rpc
@@ -23,9 +25,21 @@ Figures of a quiet machine with 2 cores, 5 rounds, 2 workers:
       rpc               385              0.12                5.1 ms
       all-reduce        564              0.18                1.9 ms
 
-Of the 32 ms, 19 ms are the two copies and 14 ms SGD's update, each at the speed of this memory: the server adds next to
-nothing, and a large model can be faster only with fewer copies. Other ways to copy (memcpy, numpy, piece by piece right
-after the update, while the piece is in the cache) take as long.
+With `correction=momentum`, the strategy's default, which this benchmark now uses, no quiet machine was at hand: on
+one with a load of 40 to 60 (3 rounds of 0.5 s), the rates of one side differ by a factor of up to 4 between rounds
+and say nothing. Processor time, which is counted in 10 ms over few steps, was: paceline 38 ms, of which the norm of
+the gradients is a part; rpc 70 (1.8 × as much, 1.6 – 2.7); all-reduce 42; passes 30; update 13.
+
+The aim of 3 × rpc is not reached for the large model, and two copies do not allow it: 70 / 30 = 2.3 is the most, with
+both cores busy all the time. 3 × leaves 23 ms, and the update with one copy takes 22. To save a copy was tried by
+hand (processor time of one thread for 46.8 MB, machine under load; a copy 8.8 ms, the fused update 13.2 ms):
+  - update and copy in pieces of 128 KiB to 1 MiB, so that a piece is still in the cache: 22.1 to 23.6 ms, no less
+    than both together;
+  - update out of place, into memory that a worker then takes as its parameters: 22.2 to 22.8 ms by a copy and the
+    fused kernel in pieces, 20.9 to 23.9 ms by two plain kernels. Writing to other memory costs what the copy costs;
+  - the server reads the worker's own gradients (process_vm_readv): 8.1 to 10.7 ms, no less than the worker's copy.
+What is left is a gradient that backward itself writes into shared memory. Torch allocates a new one in each backward
+(`zero_grad` drops the old one), and a hook can only copy it: the same pass, where this benchmark would not count it.
 """
 
 from __future__ import annotations
