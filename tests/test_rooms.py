@@ -194,7 +194,7 @@ def test_tensors_of_our_own_are_on_the_host_whatever_the_scripts_default_device_
         for path in FILES
         if room_of(path) in {"comm", "script", "strategies", "mods", "converge"}
         if not {"measuring", "draws", "canary.py"} & set(path.parts)  # programs of ours; torch's functions
-        for call in ast.walk(ast.parse(path.read_text()))
+        for call in nodes(path)
         if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"torch.{name}" for name in makers}
         if not any(keyword.arg in ("device", None) for keyword in call.keywords)
     ]
