@@ -9,16 +9,17 @@ process group, DistributedDataParallel and a slice of the batch. Both print the 
 step, and each worker's peak memory (VmHWM, from the third step on) above that before the first step. Sides alternate;
 ratios are medians over rounds (smallest – largest). Aims: memory ≤ 1.1 × DDP's, steps ≥ 1.0 × DDP's speed.
 
-Figures, four workers on two cores that other programs used, too: memory 1.025 (1.009 – 1.049) × DDP's, processor time
-of a step 0.705 (0.689 – 0.732) × DDP's, speed 1.845 (1.196 – 1.859) × DDP's with `weigh_as_one`, and 0.598 (0.581 –
-0.610) without it: there each DDP worker got a session's share of the processors, and four workers of Paceline got one
-share. Processor time does not depend on that. Not measured on an idle machine since workers use huge pages; before,
-speed was 0.991 (0.886 – 1.001). With the trim threshold of a host with 128 GiB (327 MiB a worker), set by hand before
-workers used huge pages, the peak was 511 MiB resident, against 523 MiB with the threshold of this host.
+Figures, four workers on two cores that other programs used, too: memory 1.025 (1.009 – 1.049) × DDP's, and 1.050 (1.049
+– 1.050, 2 rounds) with the trim threshold of a host with 128 GiB (327 MiB a worker), set by hand. Processor time of a
+step: 0.705 (0.689 – 0.732) × DDP's. Wall time says little on such a machine: speed was 1.845 (1.196 – 1.859) × DDP's
+with `weigh_as_one`, more than processor time explains, and 0.598 (0.581 – 0.610) without it, where each DDP worker got
+a session's share of the processors, and four workers of Paceline got one share. Not measured on idle cores since
+workers use huge pages; the figure before was 0.991 (0.886 – 1.001).
 
-A worker's memory: a proof takes up to 50 MiB more than a step, which is returned after it (`memory.return_freed`).
-Half of the processor time of a step is page faults of logits and their gradients, 4 × 49 MiB a worker; on huge pages
-(`launch/zygote/allocator.py`) they cost half. DDP prints the loss of rank 0's slice, `paceline run` that of the batch.
+A worker's memory: a proof leaves up to 50 MiB that a step does not need, and returns it (`memory.return_freed`). Half
+of the processor time of a step, 120 ms, was system time, with 50,000 page faults for logits and their gradients; on
+huge pages (`launch/zygote/allocator.py`) it is 68 ms, with 2,000 faults.
+DDP prints the loss of rank 0's slice, `paceline run` that of the batch.
 """
 
 from __future__ import annotations
