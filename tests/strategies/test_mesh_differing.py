@@ -124,9 +124,16 @@ def test_different_numbers_are_found_along_both_axes(pool: Pools, how: str, by: 
         assert "not the same on worker" in said or "The workers' weights differ" in said
 
 
-@pytest.mark.parametrize("strategy", ["mesh(data=1,model=2)", "mesh(data=2,model=2)"])
-def test_equal_numbers_are_not_refused(pool: Pools, strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "ways"),
+    [
+        ("mesh(data=1,model=2)", (*WAYS, "loss", "hook", "late", "whole")),
+        ("mesh(data=2,model=2)", ("copy_", "late", "whole")),
+        pytest.param("mesh(data=2,model=2)", (*WAYS, "loss", "hook"), marks=pytest.mark.slow),
+    ],
+)
+def test_equal_numbers_are_not_refused(pool: Pools, strategy: str, ways: tuple[str, ...]) -> None:
     workers = catalog.parse(strategy).workers
     assert workers is not None
-    for how in (*WAYS, "loss", "hook", "late", "whole"):
+    for how in ways:
         assert pool(workers, "mesh").run(differ, strategy, how, "nobody") == [("", "")] * workers
