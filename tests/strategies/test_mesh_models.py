@@ -190,3 +190,35 @@ def test_nothing_is_computed_to_name_the_dimensions(pool: Pools) -> None:
 @pytest.mark.parametrize("strategy", ["mesh(data=1,model=2)", "mesh(data=2,model=2)"])
 def test_parameters_made_of_split_ones(pool: Pools, strategy: str) -> None:
     check(pool, strategy, replaced)
+
+
+class Held:
+    """What a model remembers between its calls."""
+
+    def __init__(self) -> None:
+        self.keys: Any = None
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, held: Held) -> dict[str, Any]:
+        keys = self.first(x)
+        held.keys = keys if held.keys is None else held.keys + keys
+        return {"y": self.last(held.keys), "held": held}
+
+
+def fills_an_object() -> Any:
+    torch.manual_seed(1)
+    model, held, seen = Remembers().double(), Held(), list[Any]()
+    with torch.no_grad():
+        for _ in range(3):
+            out = model(torch.randn(8, 6, dtype=torch.float64), held)
+            seen.append([out["held"] is held, out["y"].sum().item(), held.keys.sum().item()])
+    return seen
+
+
+def test_an_object_that_a_call_fills_and_returns_is_the_scripts_own(pool: Pools) -> None:
+    check(pool, "mesh(data=2,model=2)", fills_an_object)

@@ -204,7 +204,10 @@ class Mesh(PartGradients):
             # them are put together if there are several workers along the axis data.
             if self._same_rows is not None and tree.attributes(output) is not None:
                 return output
-            return tree.replace(output, self._outside, self._kept(output))
+            # An object among the arguments that the call has filled and returns is the script's own, too.
+            given = [v for v in (*args, *kwargs.values()) if not isinstance(v, torch.Tensor)]
+            filled = {id(value): value for value in given if tree.attributes(value) is not None}
+            return tree.replace(output, self._outside, self._kept(output) | filled)
 
         return call
 
