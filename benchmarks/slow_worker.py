@@ -21,7 +21,7 @@ Test accuracy, aim: within 1 point of synchronous, which is not reached:
     dana,fresh,clip,quicker                            1      0.859    0.874         -1.5
     server (correction=momentum, the default)          1      0.855    0.874         -1.9
 
-The names are those of stale_gradients.py, which has all variants that were tried. Synchronous is mirrored for seed 0,
+The names are those of stale_gradients.py, which tells of the other variants. Synchronous is mirrored for seed 0,
 and plain Python for seed 1. The default was chosen with seed 0 of the simulation, where it is 0.7 points below
 without `steady`; seed 1 was not used for that. Between single runs, differences of half a point mean little.
 """

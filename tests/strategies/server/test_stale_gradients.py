@@ -10,7 +10,11 @@ import pytest
 import torch
 from server_team import Team, team
 
+from paceline.strategies.server import shard_file
 from paceline.strategies.server.exchange import Exchange
+from paceline.strategies.server.optimizers import OptimizerSpec
+from paceline.strategies.server.partition import TensorSpec, split
+from paceline.strategies.server.shard import Shard
 from paceline.strategies.server.stale.correction import LARGEST, MEMORY, QUICKER, STEADY, Correction, Kind, Plan
 
 SGD = "torch.optim.SGD"
@@ -126,6 +130,28 @@ def test_a_loaded_momentum_is_that_of_every_worker(tmp_path: Path) -> None:
             torch.testing.assert_close(found.detach(), expected, rtol=1e-12, atol=1e-14)
         for exchange in (first, second):
             exchange.client.close()
+
+
+def test_a_server_that_starts_again_gives_every_worker_the_mean_momentum(tmp_path: Path) -> None:
+    """A file has one momentum buffer. The workers that the server knew begin with it, a new worker begins without."""
+    tensors = (TensorSpec("w", "float64", (40,)),)
+    (share,) = split(tensors, 1).shares
+    options = torch.optim.SGD([torch.zeros(1)], lr=LR, momentum=MOMENTUM).defaults
+    options = {name: options[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")}
+    shard = Shard(tensors, share, OptimizerSpec(SGD, ((0,),), (options,)))
+    gradients = [torch.full((40,), value, dtype=torch.float64) for value in (1.0, 3.0)]
+    for worker, gradient in enumerate(gradients):
+        shard.apply([gradient], frozenset(), [options], own=(worker, 1.0))
+    draft = shard_file.Draft()
+    draft.add(0, shard, {}, {0: 1, 1: 1})
+    draft.write(tmp_path / "shard", shard_file.Contents(0, 2, {}, tuple(draft.spaces), {}, {}))
+    _, (again,) = shard_file.read(tmp_path / "shard")
+    nothing = torch.zeros(40, dtype=torch.float64)
+    for worker, momentum in ((0, 2.0), (1, 2.0), (7, 0.0)):
+        before = again.parameters[0].detach().clone()
+        again.apply([nothing], frozenset(), [options], own=(worker, 1.0))
+        expected = before - LR * MOMENTUM * (MOMENTUM * momentum)
+        torch.testing.assert_close(again.parameters[0].detach(), expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
