@@ -18,7 +18,7 @@ Kind = Literal["momentum", "rate", "none"]
 MEMORY = 0.05  # of the mean staleness and of the mean norm: the weight of an update
 QUICKER = 0.5  # power: a worker makes one of 1 + staleness updates, so its momentum lasts that much longer
 STEADY = 3.0  # mean staleness up to which the learning rate is the script's: with eight workers training diverges
-LARGEST = 3.0  # × the mean norm: what a gradient counts at most while staleness may make training oscillate
+LARGEST = 2.0  # × the mean norm: what a gradient counts at most while staleness may make training oscillate
 
 
 @dataclass(frozen=True)
