@@ -222,3 +222,26 @@ def fills_an_object() -> Any:
 
 def test_an_object_that_a_call_fills_and_returns_is_the_scripts_own(pool: Pools) -> None:
     check(pool, "mesh(data=2,model=2)", fills_an_object)
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        if h.requires_grad:
+            h.register_hook(lambda grad: grad * 2 + grad.mean(1, keepdim=True))
+        result: torch.Tensor = self.last(torch.tanh(h))
+        return result
+
+
+def hooked() -> Any:
+    torch.manual_seed(1)
+    return train(Hooked().double(), torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 2, (12,)))
+
+
+@pytest.mark.parametrize("strategy", ["mesh(data=1,model=2)", "mesh(data=2,model=2)"])
+def test_hooks_on_split_activations(pool: Pools, strategy: str) -> None:
+    check(pool, strategy, hooked)

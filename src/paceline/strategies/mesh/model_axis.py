@@ -279,10 +279,14 @@ class _ToLocal(Function):
 class _FromLocal(Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, placement: Placement, size: Any) -> DTensor:
-        ctx.placement = placement
+        ctx.placement, ctx.mesh = placement, mesh
         shape, stride = size or (None, None)
         return DTensor.from_local(local.detach(), mesh, [placement], run_check=False, shape=shape, stride=stride)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return local_of(relaid(grad, ctx.placement)), None, None, None
+        if isinstance(grad, DTensor):
+            return local_of(relaid(grad, ctx.placement)), None, None, None
+        # A hook of the script has made a whole one of it.
+        part = own_part(grad, ctx.placement.dim, ctx.mesh) if isinstance(ctx.placement, Shard) else grad
+        return part, None, None, None
