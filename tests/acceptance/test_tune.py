@@ -169,19 +169,19 @@ def test_ctrl_c_leaves_a_record_that_is_resumed(tune, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", "tune", *options, "train.py"],
         cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         wait_for(lambda: journaled(tmp_path) >= 2)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "--resume" in err
+    assert "--resume" in out
     [record] = (tmp_path / "paceline-runs").iterdir()
     assert read_run(record).outcome.interrupted
     before = journaled(tmp_path)
