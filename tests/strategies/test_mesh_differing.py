@@ -12,7 +12,7 @@ from staged import staged
 from torch import nn
 
 from paceline.comm.group import Group
-from paceline.errors import PartedError
+from paceline.errors import PacelineError, PartedError
 from paceline.strategies import catalog
 
 WIDTH = 8
@@ -122,6 +122,28 @@ def test_different_numbers_are_found_along_both_axes(pool: Pools, how: str, by: 
     """Also numbers that are equal along the axis data, and a weight that is not split."""
     for said, _ in pool(4, "mesh").run(differ, "mesh(data=2,model=2)", how, by):
         assert "not the same on worker" in said or "The workers' weights differ" in said
+
+
+def end_early(group: Group, first: int) -> str:
+    """Worker `first` makes one step less than the others."""
+    try:
+        with staged(group, strategy=catalog.load("mesh(data=2,model=2)")) as stage:
+            model = made()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2 if group.rank == first else 3):
+                loss_of("", 0, model).backward()
+                optimizer.step()
+            stage.end()
+    except PacelineError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_worker_that_comes_to_the_end_early_does_not_wait_for_its_axis_alone(pool: Pools, first: int) -> None:
+    for said in pool(4, f"end-{first}").run(end_early, first):
+        assert "different collectives" in said
+        assert "the end of the script" in said
 
 
 @pytest.mark.parametrize(

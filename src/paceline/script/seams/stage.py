@@ -378,10 +378,12 @@ class Stage:
 
     def end(self) -> None:
         """The script has ended by itself."""
-        if self.ending.first is not None:  # the script caught the error and continued
-            raise self.ending.first
+        if self.ending.first is not None:
+            raise self.ending.first  # the script caught the error and continued
         if not self.aside:
             self._splits.end()
+            if self.strategy.lockstep and self.rows.world < self.group.world:  # its peers may wait for all in a call
+                self.group.gather_vectors(torch.zeros(1, device="cpu"), "the end of the script")
         self.emit("on_end")
 
 
