@@ -44,6 +44,17 @@ def test_streams_are_counted_apart() -> None:
     assert voice.hear(Output(1, "stdout", b"d")) == Output(1, "stdout", b"d")
 
 
+def test_the_last_lines_of_a_lost_worker_are_shown_where_each_prints_what_it_wants() -> None:
+    """They may be read from its pipe after its end was noticed."""
+    voice = Voice(alike=False)
+    assert voice.hear(Output(1, "stdout", b"not shown")) is None
+    voice.move(1)
+    late = Output(0, "stdout", b"late")
+    assert voice.hear(late) == late
+    assert voice.hear(Output(2, "stdout", b"not shown")) is None
+    assert voice.hear(Output(1, "stdout", b"x")) == Output(1, "stdout", b"x")
+
+
 @given(st.integers(0, 2**32))
 def test_every_line_is_shown_once_where_numbers_differ(seed: int) -> None:
     """In the slice view: lines have numbers of the worker's own slice, of any length."""

@@ -3,7 +3,7 @@
 All workers print the same bytes. When the one that speaks is lost, the next one goes on at the byte where it stopped:
 the launcher counts what was shown, and keeps what the others have printed beyond that. In the slice view workers print
 the same lines with other numbers in them: there lines are counted. In a script that distributes itself each worker
-prints what it wants: there the next one is shown from then on.
+prints what it wants: there the next one is shown from then on, and what the lost one had printed before it was lost.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Voice:
     def __init__(self, *, alike: bool = True, by_lines: bool = False) -> None:
         """`alike`: all workers print the same. `by_lines`: … but for the numbers in their lines."""
         self.rank, self._alike, self._by_lines = 0, alike, by_lines
+        self._lost: set[int] = set()  # spoke before: their end may be noticed before their last lines are read
         self._shown: dict[str, Place] = {}  # how far each stream was shown
         self._printed: dict[tuple[int, str], Place] = {}  # … and how far each worker has printed
         self._ahead: dict[tuple[int, str], tuple[Place, bytes]] = {}  # beyond what was shown: from where, and what
@@ -34,7 +35,7 @@ class Voice:
     def hear(self, output: Output) -> Output | None:
         """What to show of it, if anything."""
         if not self._alike:
-            return output if output.rank == self.rank else None
+            return output if output.rank == self.rank or output.rank in self._lost else None
         which, shown = (output.rank, output.stream), self._shown.get(output.stream, Place())
         before = self._printed.get(which, Place())
         self._printed[which] = printed = self._after(before, output.data)
@@ -48,6 +49,7 @@ class Voice:
 
     def move(self, rank: int) -> list[Output]:
         """From now on this worker speaks. Returns what it has printed already and nobody has seen."""
+        self._lost.add(self.rank)
         self.rank = rank
         missed = []
         for speaker, stream in [which for which in self._ahead if which[0] == rank]:
