@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from shm import shared_memory
+from shm import left_since, shared_memory
 
 from paceline.comm.group import Group
 from paceline.comm.shm_exchange import START, Segments
@@ -140,4 +140,4 @@ def test_outgrown_segments_are_let_go(pool: Any) -> None:
 def test_nothing_is_left_in_shared_memory(pool: Any) -> None:
     before = shared_memory()
     pool(2).run(exchanged_growing)
-    assert shared_memory() <= before
+    assert not left_since(before)

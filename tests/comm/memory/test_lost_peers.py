@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import Pool, alone
-from shm import shared_memory
+from shm import left_since, shared_memory
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 from worlds import BUFFER, join, make_tiny
@@ -175,7 +175,7 @@ def test_the_others_are_told_soon(where: str) -> None:
             told = survivors(pool, outlive_send, where)[:1]
         else:
             told = survivors(pool, outlive, where)
-    assert shared_memory() <= before
+    assert not left_since(before)
     for text, took in told:
         assert "has ended" in text
         assert took < SOON
