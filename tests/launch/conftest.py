@@ -16,6 +16,8 @@ from shm import shared_memory
 from paceline.launch import Event, Zygote, launch
 from paceline.settings import RunSettings
 
+SERVERS = ("verb_server.py", "plain_python.py")
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -27,12 +29,28 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + 60
     while (left := more_than(before)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not left
+    assert not left, [command(name) for name in left]
+
+
+def command(name: str) -> str:
+    """A left process in words."""
+    pid = name.removeprefix("process ")
+    path = Path(f"/proc/{pid}/cmdline")
+    return f"{name}: {path.read_text()}" if pid.isdigit() and path.exists() else name
 
 
 def left_overs() -> tuple[set[str], int]:
-    """Names of processes and shared memory, and the number of open descriptors."""
-    found = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+    """Names of processes and shared memory, and the number of open descriptors. The servers of the test session
+    (`plain`, `typist`) and what they start are not this test's."""
+    found, below = set[str](), psutil.Process().children()
+    while below:
+        child = below.pop()
+        try:
+            if not any(name in " ".join(child.cmdline()) for name in SERVERS):
+                found.add(f"process {child.pid}")
+                below += child.children()
+        except psutil.Error:
+            pass  # it has ended
     found |= {f"/dev/shm/{name}" for name in shared_memory()}
     return found, len(os.listdir("/proc/self/fd"))
 
