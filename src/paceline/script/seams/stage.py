@@ -377,12 +377,12 @@ class Stage:
             self._recomputing.now = before
 
     def end(self) -> None:
-        """The script has ended by itself."""
-        if self.ending.first is not None:
-            raise self.ending.first  # the script caught the error and continued
+        """The script has ended. All workers meet first: those of an axis may be in a call, which needs all."""
+        if self.ending.first is not None:  # the script caught the error and continued
+            raise self.ending.first
         if not self.aside:
             self._splits.end()
-            if self.strategy.lockstep and self.rows.world < self.group.world:  # its peers may wait for all in a call
+            if self.strategy.lockstep and self.rows.world < self.group.world:
                 self.group.gather_vectors(torch.zeros(1, device="cpu"), "the end of the script")
         self.emit("on_end")
 

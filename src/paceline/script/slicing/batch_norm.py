@@ -163,11 +163,7 @@ def _gradients(
     invstd = torch.rsqrt(variance + eps)
     scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
     s1, s2, *_ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
-    s2 = s2 * invstd
-    if not split.mine:  # a borrowed row
-        s1, s2 = torch.zeros_like(s1), torch.zeros_like(s2)
-    sums = torch.cat([s1, s2])
-    split.group.all_reduce(sums, WHAT)
+    sums, s1, s2 = _summed(s1, s2 * invstd, split)
     if not split.mine:
         return torch.zeros_like(x), s2, s1
     # ∂x = w·r·∂y + [(x − mean)·r·(−w·r·S₂/n) − w·r·S₁/n]: the bracket is a batch norm with other weights.
@@ -191,16 +187,21 @@ def _gradients_on_cpu(
     r = 1 / np.sqrt(variance.numpy() + eps)
     # A copy: `numpy()` makes memory fixed in size, and a strategy that splits parameters frees that of its weights.
     scale = r if weight is None else r * weight.detach().to(mean.dtype, copy=True).numpy()
-    s1, s2 = _sums(dy, x, mean, variance, r, eps)
-    if not split.mine:  # a borrowed row
-        s1, s2 = torch.zeros_like(s1), torch.zeros_like(s2)
-    sums = torch.cat([s1, s2])
-    split.group.all_reduce(sums, WHAT)
+    sums, s1, s2 = _summed(*_sums(dy, x, mean, variance, r, eps), split)
     if not split.mine:
         return torch.zeros_like(x), s2, s1
     bias, slope = torch.from_numpy(sums.numpy().reshape(2, -1) * (scale * (-1 / total))).unbind()
     dx = torch.batch_norm(x, slope, bias, mean, variance, False, 0.0, eps, False)
     return dx.addcmul_(dy, _along_channels(torch.from_numpy(scale), x)), s2, s1
+
+
+def _summed(s1: torch.Tensor, s2: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Both sums over all workers, in one vector; and those of own rows. Every worker calls it; waits for all."""
+    if not split.mine:  # a borrowed row
+        s1, s2 = torch.zeros_like(s1), torch.zeros_like(s2)
+    sums = torch.cat([s1, s2])
+    split.group.all_reduce(sums, WHAT)
+    return sums, s1, s2
 
 
 def _sums(

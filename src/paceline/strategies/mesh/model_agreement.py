@@ -41,8 +41,7 @@ class ModelAgreement:
     """The comparison on one worker. `axis`: the workers of its axis model."""
 
     def __init__(self, stage: Stage, axis: Group, name_of: Callable[[nn.Module], str]) -> None:
-        self._stage, self._axis = stage, axis
-        self._operands = Operands(SPLIT)
+        self._stage, self._operands = stage, Operands(SPLIT)
         # Seeds are compared once: along the axis data if there is one.
         self._weights = Agreement(stage, name_of, axis, of_parts=False, of_seeds=stage.rows.world == 1)
         self._members = list(stage.axes.members(stage.group.rank, "tensor"))

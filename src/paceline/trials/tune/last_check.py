@@ -46,7 +46,7 @@ class LastCheck:
     ) -> None:
         self._trials, self._speeds, self._gains, self._distance = trials, trials.speeds, gains, distance
         # A set that gained in fresh processes, but less than it promised, so that a smaller one may gain more.
-        self._delivers: Checked | None = None
+        self._short: Checked | None = None
 
     def carry_out(self, best: Mods) -> Checked:
         checked = Checked(best)
@@ -56,9 +56,9 @@ class LastCheck:
                 break
             checked.dropped |= out
             checked.mods = tuple(mod for mod in checked.mods if mod not in out)
-        slower = self._delivers
-        if slower and slower.final and (not checked.final or checked.final.gain * (1 + LEAST) < slower.final.gain):
-            return slower
+        short = self._short
+        if short and short.final and (not checked.final or checked.final.gain * (1 + LEAST) < short.final.gain):
+            return short
         return checked
 
     def _check(self, checked: Checked) -> dict[str, str]:
@@ -82,8 +82,8 @@ class LastCheck:
             rest = self._promised(tuple(mod for mod in mods if mod != doubted), without=doubted)
             if rest > gain * (1 + LEAST):
                 if gain > 1 + margin:
-                    self._delivers = Checked(mods, dropped=dict(checked.dropped), notes=list(checked.notes))
-                    self._set_figures(self._delivers, ratios, promised, last)
+                    self._short = Checked(mods, dropped=dict(checked.dropped), notes=list(checked.notes))
+                    self._set_figures(self._short, ratios, promised, last)
                 return {doubted: f"does not deliver in a fresh process: {gain:.2f}× in place of {promised:.2f}×"}
         if gain <= 1 + margin:
             return dict.fromkeys(mods, f"not confirmed by the last check ({gain:.2f}×)")

@@ -2,8 +2,8 @@
 
 Stale gradients act like additional momentum, and with the script's own momentum on top training diverges. `momentum`:
 every worker has a momentum of its own, with Nesterov's step (DANA, Hakimi et al. 2019), so that the momentum of one
-worker does not carry another one's stale gradients. `rate`: the learning rate is divided by
-the staleness. benchmarks/stale_gradients.py compares these and others.
+worker does not carry another one's stale gradients. `rate`: the learning rate is divided by the staleness.
+benchmarks/stale_gradients.py compares these and others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ class Plan:
 
     rate: float = 1.0  # × the learning rate
     scale: float = 1.0  # × the gradient
-    quicker: float | None = (
-        None  # the worker's own momentum, which forgets so many times as fast; None: the optimizer's
-    )
+    quicker: float | None = None  # times as fast as the script's forgets the worker's own momentum; None: it has none
 
 
 class Correction:
