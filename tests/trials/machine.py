@@ -10,7 +10,6 @@ from test_guard import train
 
 from paceline.trials.core.result import Measured, Status
 
-FRESH = 8.0  # seconds that a fresh process takes to start
 Truth = Callable[[frozenset[str]], float]
 
 
@@ -24,14 +23,18 @@ class Clock:
     def left(self) -> float:
         return self.seconds - self.spent
 
+    @property
+    def limit(self) -> float:
+        return max(0.0, self.left) + max(2.0, 0.05 * self.seconds)
+
 
 class Machine:
     """`truth` gives the samples a second of a set of mods, `noise` is the relative deviation of a trial, `fails` says
     how mods fail, `breaks` which learn something else, `starts` how long mods take to start. The machine gets slower by
     `drift` over 100 trials; after so many trials of the script as it is, only a part of its speed is left to that
-    (`held_up`). In fresh processes `cold` is the truth. `idle` says which mods are not in force, and why; `idle_alone`:
-    in fresh processes. `step`: the phases of every trial. What was measured once under a name is not measured again, as
-    with a journal."""
+    (`held_up`). A fresh process takes `fresh` seconds to start, and mods start there half as long again; `cold` is the
+    truth there. `idle` says which mods are not in force, and why; `idle_alone`: in fresh processes. `step`: the phases
+    of every trial. What was measured once under a name is not measured again, as with a journal."""
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Machine:
         breaks: tuple[str, ...] = (),
         starts: Mapping[str, float] | None = None,
         drift: float = 0.0,
+        fresh: float = 8.0,
         held_up: tuple[int, float] = (10**9, 1.0),
         cold: Truth | None = None,
         idle: Mapping[str, str] | None = None,
@@ -56,7 +60,7 @@ class Machine:
         self.truth, self.noise, self.random = truth, noise, random.Random(seed)
         self.budget, self.trial = Clock(budget), trial
         self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
-        self.held_up, self.cold = held_up, cold or truth
+        self.fresh, self.held_up, self.cold = fresh, held_up, cold or truth
         self.idle, self.idle_alone = idle or {}, idle_alone or {}
         self.step = dict(step or {})
         self.stops_at, self.journal = stops_at, {} if journal is None else journal
@@ -71,7 +75,11 @@ class Machine:
         if self.stops_at is not None and len(self.asked) > self.stops_at:
             raise KeyboardInterrupt
         every = frozenset(mods or ()) | {f"workers={n}" for key, n in changes.items() if key == "workers"}
-        seconds = self.trial + FRESH * alone + max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
+        start = max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
+        seconds = self.trial + start + (self.fresh + start / 2) * alone
+        if self.budget.left <= 0 or seconds > self.budget.limit:
+            self.budget.spent += self.budget.limit if self.budget.left > 0 else 0.0
+            return Measured(name=name, mods=list(mods or ()), workers=1, status=Status.BUDGET)
         self.budget.spent += seconds
         measured = Measured(name=name, mods=list(mods or ()), workers=1, status=Status.OK, seconds=seconds)
         failing = [mod for mod in every if mod in self.fails]

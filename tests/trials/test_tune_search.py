@@ -240,7 +240,7 @@ def test_five_minutes_are_enough_for_a_small_model_on_a_gpu():
     for seed in range(5):
         machine = Machine(launch_bound, noise=0.01, seed=seed, budget=300, trial=6, starts=starts)
         verdict = tune(machine)
-        assert machine.budget.spent <= 300
+        assert machine.budget.spent <= 315  # the last check may end after the budget, by 5 % of it
         assert {"cuda_graphs", "resident", "precision=bf16"} <= set(verdict.final.mods), verdict.final.mods
         machine = Machine(compute_bound, noise=0.01, seed=seed, budget=300, trial=6, starts=starts)
         verdict = tune(machine)
@@ -264,6 +264,17 @@ def test_five_minutes_find_nearly_what_thirty_find(truth, noise):
     assert statistics.median(regrets) >= 0.95
     assert statistics.mean(regrets) >= 0.95
     assert min(regrets) > 0.7
+
+
+@pytest.mark.parametrize("fresh", [2.0, 8.0, 14.0, 18.0])
+def test_a_large_gain_is_confirmed_also_where_a_fresh_process_starts_more_slowly_than_expected(fresh):
+    starts = {"compile=default": 14.0, "compile=reduce-overhead": 20.0, "cuda_graphs": 1.0}
+    for seed in range(12):
+        machine = Machine(small_pictures, noise=0.05, seed=seed, budget=300, trial=3.3, starts=starts, fresh=fresh)
+        verdict = tune(machine)
+        assert verdict.final.gain > 3, (seed, verdict.final)
+        told = any("no time was left to run the unmodified script" in note for note in verdict.notes)
+        assert told == (not verdict.final.pairs)
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,11 @@ def show_final(console: Console, verdict: Verdict) -> None:
             soft_wrap=True,
         )
         return
+    shown = f"{final.gain_low:.2f}–{final.gain_high:.2f} in {count(final.pairs, 'pair')} of fresh processes"
+    if not final.pairs:
+        shown = "in one fresh process, compared with earlier trials"
     console.print(
-        f"{final.gain:.2f}× as fast ({final.gain_low:.2f}–{final.gain_high:.2f} in {count(final.pairs, 'pair')} of "
-        f"fresh processes): {rate(final.samples_per_s)} samples/s",
+        f"{final.gain:.2f}× as fast ({shown}): {rate(final.samples_per_s)} samples/s",
         style="bold green",
         soft_wrap=True,
     )

@@ -24,6 +24,8 @@ class TimeLeft(Protocol):
     def left(self) -> float: ...
     @property
     def spent(self) -> float: ...
+    @property
+    def limit(self) -> float | None: ...
 
 
 class Measures(Protocol):
@@ -45,7 +47,6 @@ class Trials:
     def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
         self.bench, self.speeds, self.alone = bench, Speeds(), Speeds()
         self._starts = starts
-        self._fresh = FRESH  # extra seconds of a trial that runs alone
 
     def baseline(self, name: str, **changes: Any) -> Measured:
         """Measures the unmodified script, regardless of the budget."""
@@ -67,9 +68,10 @@ class Trials:
         return self._made(mods, measured)
 
     def run_alone(self, mods: Mods) -> Measured:
-        """Runs a set in a fresh process, for as many steps as its trials took. Raises NoTime if the budget has no time
-        for it."""
-        if self.cost(mods) + self._fresh > self.bench.budget.left:
+        """Runs a set in a fresh process, for as many steps as its trials took. It may end shortly after the budget, as
+        a search without a last check is worth nothing. Raises NoTime if that is not enough."""
+        limit = self.bench.budget.limit
+        if limit is not None and self._cost_alone(mods) > limit:
             raise NoTime
         applied, changes = settings_of(mods)
         name = f"{'+'.join(sorted(mods)) or 'baseline'}.alone{len(self.alone.of(mods)) + 1}"
@@ -80,7 +82,6 @@ class Trials:
         if measured.status is Status.BUDGET:
             raise NoTime
         self.alone.add(mods, measured)
-        self._fresh = max(0.0, measured.seconds - self.cost(mods))
         return measured
 
     def refresh(self, mods: Mods, *, against: Mods) -> None:
@@ -152,7 +153,13 @@ class Trials:
         else two."""
         gain = self.speeds.speed(mods) / self.speeds.speed(AS_IT_IS)
         sure = gain > 1 + 2 * DECISIVE * self.speeds.margin(1, last=True)
-        return (1 if sure else 2) * (self.cost(AS_IT_IS) + self.cost(mods) + 2 * self._fresh)
+        return (1 if sure else 2) * (self._cost_alone(AS_IT_IS) + self._cost_alone(mods))
+
+    def _cost_alone(self, mods: Mods) -> float:
+        """Expected seconds of a trial of this set in a fresh process. What one set takes says little of another: a
+        compiler is imported and reads its caches."""
+        known = self.alone.cost(mods)
+        return self.cost(mods) + FRESH if known is None else known
 
     def _made(self, mods: Mods, measured: Measured) -> Measured:
         self.speeds.add(mods, measured)

@@ -70,7 +70,7 @@ class Speed(msgspec.Struct, kw_only=True):
 
 class Final(msgspec.Struct, kw_only=True):
     """The kept mods compared with the unmodified script at the end, in pairs of fresh processes. `gain` is a ratio: 1.0
-    is no gain."""
+    is no gain. No pairs: the unmodified script's speed is that of its trials."""
 
     mods: list[str]
     samples_per_s: float
