@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,6 @@ def hdf5() -> Any:
     return seen, os.path.exists("data.h5")
 
 
-@using("polars")
 def polars() -> Any:
     library = module("polars")
     frame = library.DataFrame({"a": [1, 2]})
@@ -161,6 +162,33 @@ def save_pretrained() -> Any:
 def test_native_writers(silent: tuple[Pool, Path], tmp_path: Path, scenario: Callable[[], Any]) -> None:
     pytest.importorskip(SCENARIOS[scenario], reason=f"needs {SCENARIOS[scenario]}: make test-frameworks")
     check(silent, tmp_path, scenario)
+
+
+AFRESH = """
+import sys
+from pathlib import Path
+
+import test_writers
+from pool import alone
+from silent import check, install
+
+scratch, folder = map(Path, sys.argv[1:])
+with alone(1) as pool:
+    pool.run(install, scratch)
+    check((pool, scratch), folder, test_writers.polars)
+"""
+
+
+def test_polars(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In processes of their own: if a test before this one used polars, a fork of this process could not, because its
+    threads are not forked."""
+    home = Path(__file__).parent
+    subprocess.run(
+        [sys.executable, "-c", AFRESH, str(tmp_path_factory.mktemp("scratch")), str(tmp_path_factory.mktemp("folder"))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(home), str(home.parent), *filter(None, sys.path)])},
+        check=True,
+        timeout=100,
+    )
 
 
 def begin_a_run() -> Any:
