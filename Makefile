@@ -44,9 +44,8 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints.txt $(wildcard tests/frameworks/
 # Of the default run, with the branches that workers take.
 coverage: $(STAMP)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -n 2
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --skip-covered --sort=-miss --include='src/paceline/*'
+	$(BIN)/coverage run -m pytest -n 2; ended=$$?; \
+	$(BIN)/coverage report --skip-covered --sort=-miss --precision=2 --include='src/paceline/*'; exit $$ended
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

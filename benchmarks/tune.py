@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -101,11 +102,29 @@ def told(name: str, found: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
+        left_to_gain(found),
+        "",
         f"From {plain['samples_per_s']:,.0f} to {final['samples_per_s']:,.0f} samples/s: "
         f"**{final['gain']:.2f} ×** ({final['gain_low']:.2f} – {final['gain_high']:.2f}, pairs: {final['pairs']})."
         + told_aim,
         "",
     ]
+
+
+def left_to_gain(found: dict[str, Any]) -> str:
+    """What a longer search could find at most: the regret's bound."""
+    best = set(found["final"]["mods"])
+    doubtful = [row["gain"] for row in found["mods"] if _is(row, "not confirmed") and set(row["on"]) == best]
+    untried = [row["mod"] for row in found["mods"] if _is(row, "not tried")]
+    return (
+        f"A longer search could gain {math.prod(doubtful):.2f} × by the mods whose gain was not confirmed"
+        + (f", and perhaps by those not tried: {', '.join(untried)}" if untried else "")
+        + "."
+    )
+
+
+def _is(row: dict[str, Any], reason: str) -> bool:
+    return bool(row["reason"].startswith(reason))
 
 
 def main() -> None:
