@@ -45,6 +45,7 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints.txt $(wildcard tests/frameworks/
 coverage: $(STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n 2; ended=$$?; \
+	$(BIN)/coverage combine --quiet; \
 	$(BIN)/coverage report --skip-covered --sort=-miss --precision=2 --include='src/paceline/*'; exit $$ended
 
 lint: $(STAMP)
