@@ -27,7 +27,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 4
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile large
+	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large
 
 # Programs of many frameworks, plain and on 2 workers, in an environment of its own; writes docs/frameworks.md.
 FRAMEWORKS := .venv-frameworks
