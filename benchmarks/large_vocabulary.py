@@ -9,12 +9,10 @@ process group, DistributedDataParallel and a slice of the batch. Both print the 
 step, and each worker's peak memory (VmHWM, from the third step on) above that before the first step. Sides alternate;
 ratios are medians over rounds (smallest – largest). Aims: memory ≤ 1.1 × DDP's, steps ≥ 1.0 × DDP's speed.
 
-Figures, four workers on two cores that other programs used, too: memory 1.025 (1.009 – 1.049) × DDP's, and 1.050 (1.049
-– 1.050, 2 rounds) with the trim threshold of a host with 128 GiB (327 MiB a worker), set by hand. Processor time of a
-step: 0.705 (0.689 – 0.732) × DDP's. Wall time says little on such a machine: speed was 1.845 (1.196 – 1.859) × DDP's
-with `weigh_as_one`, more than processor time explains, and 0.598 (0.581 – 0.610) without it, where each DDP worker got
-a session's share of the processors, and four workers of Paceline got one share. Not measured on idle cores since
-workers use huge pages; the figure before was 0.991 (0.886 – 1.001).
+Figures, four workers on two idle cores, 3 rounds: speed 1.418 (1.365 – 1.550) × DDP's, processor time of a step 0.636
+(0.605 – 0.697) × DDP's, memory 1.034 (1.034 – 1.187) × DDP's. Memory once more, while other programs used the cores:
+1.025 (1.009 – 1.049), and 1.050 (1.049 – 1.050, 2 rounds) with the trim threshold of a host with 128 GiB (327 MiB a
+worker), set by hand.
 
 A worker's memory: a proof leaves up to 50 MiB that a step does not need, and returns it (`memory.return_freed`). Half
 of the processor time of a step, 120 ms, was system time, with 50,000 page faults for logits and their gradients; on
@@ -28,6 +26,7 @@ import argparse
 import math
 import re
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -105,6 +104,12 @@ def main() -> None:
     print(f"  memory, paceline / DDP: {ratio(memory['paceline'], memory['ddp'])}   aim 1.1")
 
 
+def tell(line: str) -> None:
+    """Prints a line in one write: all workers of DDP print to one pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def train(args: argparse.Namespace, *, ddp: bool) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -132,8 +137,8 @@ def train(args: argparse.Namespace, *, ddp: bool) -> None:
         del logits
         if step >= 2:
             seconds, processor = time.perf_counter() - began, time.process_time() - worked
-            print(f"step {step} seconds {seconds:.4f} processor {processor:.4f} loss {loss.item():.6f}", flush=True)
-    print(f"peak {peak() - before}", flush=True)
+            tell(f"step {step} seconds {seconds:.4f} processor {processor:.4f} loss {loss.item():.6f}")
+    tell(f"peak {peak() - before}")
     if ddp:
         dist.destroy_process_group()
 
