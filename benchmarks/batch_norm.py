@@ -6,16 +6,16 @@
 One run alternates both kinds of step, so that a machine whose speed drifts favours none. A round is the median step of
 each kind in a block. The model has 20 batch norms, each of which exchanges one vector a direction. Aim: 3 % of a step.
 
-Figures, aim not met. Two workers with one thread each, on two cores that other programs used, too, 5 rounds: 1.050
-(1.010 – 1.136), and 1.054 (1.003 – 1.071) in processor time. Just before, the former code on the same machine: 1.083
-(1.043 – 1.254), and 1.070 (1.053 – 1.084). The rounds overlap, so the difference is not certain; that of the kernels
-is: the backward passes of the 20 layers, without exchange, take 15.2 ms of one thread, formerly 19.4, torch's own 13.5.
+Figures, aim not met. Two workers with one thread each on two idle cores, 5 rounds: 1.044 (1.002 – 1.078) of a step of
+549 ms, and 1.048 (1.017 – 1.074) in processor time: the input's gradient is made in two passes where torch's own kernel
+needs one, because it needs the sums of all workers first. That takes 18 ms in place of 12 for the largest layers.
 Planes of 2×2 are summed in 0.15 ms instead of 0.8 ms. On 16 idle cores, 8 threads a worker: 1.160 (1.125 – 1.212) of a
 step of 107 ms, formerly 1.274 (1.214 – 1.295), mostly because workers wait for each other 40 times a step. The 40
 exchanges take 0.07 to 0.09 ms each. Two workers on one H200: 2.044 (1.851 – 2.219) of a step of 39 ms; they share one
 GPU, and exchange through the host.
 
-Tried and left out: gradients of inputs in parts that fit the cache, which take longer in most sizes; statistics by
+Tried and left out: gradients of inputs in parts that fit the cache, or by other operations, which take longer in most
+sizes; statistics by
 vectorised sums in float32, in half of the time of torch's kernel, because they are not those of one process to the last
 bit; the same in float64 on parts that fit the cache, because that takes 23.4 ms for the 20 layers, and torch's kernel
 16.9 ms. Not tried: weight gradients of convolutions computed during the wait.
