@@ -16,7 +16,7 @@ from shm import shared_memory
 from paceline.launch import Event, Zygote, launch
 from paceline.settings import RunSettings
 
-SERVERS = ("verb_server.py", "plain_python.py")
+SERVERS = ("verb_server.py", "plain_python.py", "playwright")  # a browser starts processes when it likes
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def command(name: str) -> str:
 
 def left_overs() -> tuple[set[str], int]:
     """Names of processes and shared memory, and the number of open descriptors. The servers of the test session
-    (`plain`, `typist`) and what they start are not this test's."""
+    (`plain`, `typist`, the browser) and what they start are not this test's."""
     found, below = set[str](), psutil.Process().children()
     while below:
         child = below.pop()

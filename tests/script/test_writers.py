@@ -1,6 +1,6 @@
 """Libraries that write in native code: a rank above 0 sees its own files, and the real ones stay as they are.
 
-`make test` has torch, safetensors, HDF5 and polars; `make test-frameworks` has the other libraries.
+`make test` has torch, safetensors and HDF5, `make test-all` polars, too, `make test-frameworks` the other libraries.
 """
 
 from __future__ import annotations
@@ -179,6 +179,7 @@ with alone(1) as pool:
 """
 
 
+@pytest.mark.slow
 def test_polars(tmp_path_factory: pytest.TempPathFactory) -> None:
     """In processes of their own: if a test before this one used polars, a fork of this process could not, because its
     threads are not forked."""
