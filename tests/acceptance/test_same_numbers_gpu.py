@@ -173,6 +173,7 @@ def test_is_right_or_refused_as_on_cpus(name: str, tmp_path: Path) -> None:
         pytest.skip("plain Python does not run it on a GPU")
     found = on_workers(script, *given.options)
     if found.returncode:
+        assert any(words in found.stderr for words in ("paceline: ", "Its log: ")), found.stderr  # paceline has begun
         assert "Traceback" not in found.stderr
     else:
         wrong = difference(expected.stdout, found.stdout, max(given.tolerance, 1e-3))
