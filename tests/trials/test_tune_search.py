@@ -303,6 +303,18 @@ def test_a_set_that_delivers_less_than_it_promised_is_kept_if_no_time_is_left_fo
     assert set(checked.dropped) == set(best) - set(mods)
 
 
+@pytest.mark.parametrize(("promised", "gain"), [(200.0, 2.0), (95.0, 4.0)])
+def test_where_the_last_check_is_disturbed_earlier_trials_count_if_they_show_a_gain(promised, gain):
+    machine = Machine(lambda mods: promised if mods else 100.0, cold=lambda mods: 120.0 if mods else 30.0, trial=8)
+    trials = Trials(machine, {})
+    trials.baseline("baseline.r1")
+    trials.baseline("baseline.r2")
+    trials.measure(("resident",), best=AS_IT_IS)
+    checked = LastCheck(trials, {"resident": 1.2}, lambda mods, last: None).carry_out(("resident",))
+    assert checked.final.gain == pytest.approx(gain)
+    assert any("was slower in the last check" in note for note in checked.notes) == (gain == 2.0)
+
+
 def test_five_minutes_are_enough_for_a_batch_that_may_grow():
     """Trials of 7 s on a restless machine."""
     starts = {"compile=default": 40.0, "compile=reduce-overhead": 40.0}

@@ -91,10 +91,11 @@ class LastCheck:
         return {}
 
     def _set_figures(self, checked: Checked, ratios: list[float], promised: float, last: Measured) -> None:
-        gain = mean(ratios)
-        if gain < promised * (1 - self._speeds.margin(len(ratios), last=True)):
+        gain, margin = mean(ratios), self._speeds.margin(len(ratios), last=True)
+        if gain < promised * (1 - margin):
             checked.notes.append(f"the trials had promised {promised:.2f}×; in a fresh process it is {gain:.2f}×")
-        if promised / gain < HELD_UP:
+        # Trials that show no gain say nothing: the machine became slower between them.
+        if 1 + margin < promised < HELD_UP * gain:
             checked.notes.append(
                 f"the unmodified script was slower in the last check than before ({gain:.2f}× in place of "
                 f"{promised:.2f}×): the gain is computed with the earlier speed"
