@@ -15,10 +15,9 @@ exchanges take 0.07 to 0.09 ms each. Two workers on one H200: 2.044 (1.851 – 2
 GPU, and exchange through the host.
 
 Tried and left out: gradients of inputs in parts that fit the cache, or by other operations, which take longer in most
-sizes; statistics by
-vectorised sums in float32, in half of the time of torch's kernel, because they are not those of one process to the last
-bit; the same in float64 on parts that fit the cache, because that takes 23.4 ms for the 20 layers, and torch's kernel
-16.9 ms. Not tried: weight gradients of convolutions computed during the wait.
+sizes; statistics by vectorised sums in float32, in half of the time of torch's kernel, because they are not those of
+one process to the last bit; the same in float64 on parts that fit the cache, because that takes 23.4 ms for the 20
+layers, and torch's kernel 16.9 ms. Not tried: weight gradients of convolutions computed during the wait.
 """
 
 from __future__ import annotations

@@ -116,11 +116,9 @@ def left_to_gain(found: dict[str, Any]) -> str:
     best = set(found["final"]["mods"])
     doubtful = [row["gain"] for row in found["mods"] if _is(row, "not confirmed") and set(row["on"]) == best]
     untried = [row["mod"] for row in found["mods"] if _is(row, "not tried")]
-    return (
-        f"A longer search could gain {math.prod(doubtful):.2f} × by the mods whose gain was not confirmed"
-        + (f", and perhaps by those not tried: {', '.join(untried)}" if untried else "")
-        + "."
-    )
+    left = f"{math.prod(doubtful):.2f} × by the mods whose gain was not confirmed" if doubtful else ""
+    more = f"something by the mods not tried: {', '.join(untried)}" if untried else ""
+    return f"A longer search could gain {', and '.join(filter(None, (left, more))) or 'nothing more from these mods'}."
 
 
 def _is(row: dict[str, Any], reason: str) -> bool:

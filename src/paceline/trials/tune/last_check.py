@@ -114,8 +114,8 @@ class LastCheck:
 
     def _pairs(self, checked: Checked, promised: float) -> tuple[list[float], Measured]:
         """The speed ratios of the set to the unmodified script, pair by pair, until they are clear; and the last trial
-        of the set. Where time is left only for the set, its one trial counts against the earlier trials of the
-        unmodified script, if that is decisive."""
+        of the set. Where time is left only for the set, its one trial is compared with earlier trials of the
+        unmodified script, and counts if that is decisive."""
         ratios: list[float] = []
         after: Measured | None = None
         while True:
@@ -126,10 +126,12 @@ class LastCheck:
                     return ratios, after
                 before = self._trials.run_alone(AS_IT_IS)
             except NoTime:
-                found = ratios or [after.samples_per_s / self._speeds.speed(AS_IT_IS)] if after else []
+                fresh = self._trials.alone.speed(AS_IT_IS)  # of the check of an earlier set
+                plain = fresh or self._speeds.speed(AS_IT_IS)
+                found = ratios or [after.samples_per_s / plain] if after else []
                 if not after or mean(found) <= 1 + DECISIVE * self._speeds.margin(1, last=True):
                     raise
-                if not ratios:
+                if not fresh:
                     checked.notes.append(
                         "no time was left to run the unmodified script in a fresh process: the gain is relative to its "
                         "speed in the trials"
