@@ -104,7 +104,8 @@ def told(name: str, found: dict[str, Any]) -> list[str]:
         "",
         left_to_gain(found),
         "",
-        f"From {plain['samples_per_s']:,.0f} to {final['samples_per_s']:,.0f} samples/s: "
+        f"From {final['samples_per_s'] / final['gain']:,.0f} to {final['samples_per_s']:,.0f} samples/s, in fresh "
+        f"processes: "
         f"**{final['gain']:.2f} ×** ({final['gain_low']:.2f} – {final['gain_high']:.2f}, pairs: {final['pairs']})."
         + told_aim,
         "",

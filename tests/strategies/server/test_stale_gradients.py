@@ -15,7 +15,7 @@ from paceline.strategies.server.exchange import Exchange
 from paceline.strategies.server.optimizers import OptimizerSpec
 from paceline.strategies.server.partition import TensorSpec, split
 from paceline.strategies.server.shard import Shard
-from paceline.strategies.server.stale.correction import LARGEST, MEMORY, QUICKER, STEADY, Correction, Kind, Plan
+from paceline.strategies.server.stale.correction import FRESH, LARGEST, MEMORY, STEADY, Correction, Kind, Plan
 
 SGD = "torch.optim.SGD"
 HEAVY = [{"momentum": 0.9, "dampening": 0.0}]
@@ -43,8 +43,7 @@ def push(exchange: Exchange, number: int, size: float = 1.0) -> list[torch.Tenso
 
 
 class Formula:
-    """DANA, written down once more: w -= lr (m v + g), v = m v + g, with a v for each worker. 1 - m grows with the
-    staleness, and so does lr."""
+    """DANA, written down once more: w -= lr (m v + g), v = m v + g, with a v for each worker."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
         self.w = [value.detach().clone() for value in values]
@@ -57,17 +56,16 @@ class Formula:
         self.updates += 1
         weight = max(MEMORY, 1 / self.updates)
         self.staleness = (1 - weight) * self.staleness + weight * staleness
-        scale = min(1.0, max(1.0, self.staleness) / max(1, staleness))
+        scale = min(1.0, max(1.0, self.staleness) / max(1, staleness)) ** FRESH
         norm = scale * math.sqrt(sum(float((g * g).sum()) for g in gradients))
         most = LARGEST * (self.norm or norm)
         self.norm = (1 - weight) * self.norm + weight * min(norm, most)
         scale *= min(1.0, most / norm)
         old = self.v.get(worker, [torch.zeros_like(w) for w in self.w])
         moved = [scale * g + DECAY * w for g, w in zip(gradients, self.w, strict=True)]
-        quicker = (1 + self.staleness) ** QUICKER
-        momentum, lr = 1 - (1 - MOMENTUM) * quicker, LR * quicker * min(1, STEADY / max(1, self.staleness))
-        self.v[worker] = [momentum * v + g for v, g in zip(old, moved, strict=True)]
-        self.w = [w - lr * (momentum * v + g) for w, v, g in zip(self.w, self.v[worker], moved, strict=True)]
+        lr = LR * min(1, STEADY / max(1, self.staleness))
+        self.v[worker] = [MOMENTUM * v + g for v, g in zip(old, moved, strict=True)]
+        self.w = [w - lr * (MOMENTUM * v + g) for w, v, g in zip(self.w, self.v[worker], moved, strict=True)]
         self.version += 1
         self.seen[worker] = self.version
 
@@ -141,7 +139,7 @@ def test_a_server_that_starts_again_gives_every_worker_the_mean_momentum(tmp_pat
     shard = Shard(tensors, share, OptimizerSpec(SGD, ((0,),), (options,)))
     gradients = [torch.full((40,), value, dtype=torch.float64) for value in (1.0, 3.0)]
     for worker, gradient in enumerate(gradients):
-        shard.apply([gradient], frozenset(), [options], own=(worker, 1.0))
+        shard.apply([gradient], frozenset(), [options], own=worker)
     draft = shard_file.Draft()
     draft.add(0, shard, {}, {0: 1, 1: 1})
     draft.write(tmp_path / "shard", shard_file.Contents(0, 2, {}, tuple(draft.spaces), {}, {}))
@@ -149,7 +147,7 @@ def test_a_server_that_starts_again_gives_every_worker_the_mean_momentum(tmp_pat
     nothing = torch.zeros(40, dtype=torch.float64)
     for worker, momentum in ((0, 2.0), (1, 2.0), (7, 0.0)):
         before = again.parameters[0].detach().clone()
-        again.apply([nothing], frozenset(), [options], own=(worker, 1.0))
+        again.apply([nothing], frozenset(), [options], own=worker)
         expected = before - LR * MOMENTUM * (MOMENTUM * momentum)
         torch.testing.assert_close(again.parameters[0].detach(), expected, rtol=1e-12, atol=1e-14)
 
@@ -159,7 +157,7 @@ def test_a_server_that_starts_again_gives_every_worker_the_mean_momentum(tmp_pat
     [
         ("none", SGD, HEAVY, Plan()),
         ("rate", SGD, HEAVY, Plan(rate=0.25)),
-        ("momentum", SGD, HEAVY, Plan(rate=STEADY / 4, quicker=5.0**QUICKER)),
+        ("momentum", SGD, HEAVY, Plan(rate=STEADY / 4, own=True)),
         ("momentum", SGD, [{"momentum": 0.0, "dampening": 0.0}], Plan(rate=0.25)),
         ("momentum", SGD, [{"momentum": 0.9, "dampening": 0.1}], Plan(rate=0.25)),
         ("momentum", "torch.optim.AdamW", [{}], Plan(rate=0.25)),

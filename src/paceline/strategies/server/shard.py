@@ -50,10 +50,10 @@ class Shard:
         rate: float = 1.0,
         *,
         scale: float = 1.0,
-        own: tuple[int, float] | None = None,
+        own: int | None = None,
     ) -> None:
         """One update by these gradients, multiplied by `scale`, with the learning rate multiplied by `rate`; with the
-        momentum of a worker (`own`: see Momenta.step), else with the optimizer's."""
+        momentum of the worker `own`, else with the optimizer's."""
         if self.optimizer is not None:
             if scale != 1.0:  # not in place: the memory is the worker's, who may push it again
                 gradients, _ = self._weighted([(gradients, missing, scale)])
@@ -63,7 +63,7 @@ class Shard:
             if own is None:
                 self.optimizer.step()
             else:
-                self.momenta.step(self.optimizer, *own)
+                self.momenta.step(self.optimizer, own)
             for parameter in self.parameters:
                 parameter.grad = None
         self.version += 1

@@ -161,7 +161,7 @@ class Space:
     def _apply(self, ask: say.Push, gradients: Views) -> None:
         staleness = max(0, self.shard.version - ask.version)
         plan = self._correction.plan(ask.options, staleness, ask.norm)
-        own = None if plan.quicker is None else (ask.worker, plan.quicker)
+        own = ask.worker if plan.own else None
         self.shard.apply(gradients, frozenset(ask.missing), ask.options, plan.rate, scale=plan.scale, own=own)
         self._waiting[ask.worker].staleness = staleness
         self._on_update(staleness)

@@ -16,8 +16,8 @@ from typing import Any, Literal
 Kind = Literal["momentum", "rate", "none"]
 
 MEMORY = 0.05  # of the mean staleness and of the mean norm: the weight of an update
-QUICKER = 0.5  # power: a worker makes one of 1 + staleness updates, so its momentum lasts that much longer
-STEADY = 3.0  # mean staleness up to which the learning rate is the script's: with eight workers training diverges
+FRESH = 0.5  # power of mean / staleness: how much less a gradient counts that is staler than the mean
+STEADY = 3.0  # mean staleness up to which the learning rate is the script's; with more, a high one diverges
 LARGEST = 2.0  # × the mean norm: what a gradient counts at most while staleness may make training oscillate
 
 
@@ -27,7 +27,7 @@ class Plan:
 
     rate: float = 1.0  # × the learning rate
     scale: float = 1.0  # × the gradient
-    quicker: float | None = None  # times as fast as the script's forgets the worker's own momentum; None: it has none
+    own: bool = False  # with the worker's own momentum
 
 
 class Correction:
@@ -47,13 +47,13 @@ class Correction:
         if self.kind == "rate" or not has_momenta(self._optimizer, options):
             # Not less than the mean: momentum carries other workers' stale gradients into a fresh update.
             return Plan(rate=1.0 / max(1.0, staleness, before))
-        scale = min(1.0, mean / max(1, staleness))  # a gradient of a slow worker counts less
+        scale = min(1.0, mean / max(1, staleness)) ** FRESH  # a gradient of a slow worker counts less
         if norm > 0.0 and math.isfinite(norm):
             most = LARGEST * (self._norm.value or scale * norm)
             found = scale * norm
             self._norm.note(min(found, most))
             scale *= min(1.0, most / found)
-        return Plan(rate=min(1.0, STEADY / mean), scale=scale, quicker=(1.0 + self._staleness.value) ** QUICKER)
+        return Plan(rate=min(1.0, STEADY / mean), scale=scale, own=True)
 
 
 class _Mean:

@@ -19,9 +19,8 @@ class Momenta:
         self._base: Buffers = {}
         self._heirs: set[int] = set()
 
-    def step(self, optimizer: torch.optim.Optimizer, worker: int, quicker: float = 1.0) -> None:
-        """A step of Nesterov's with this worker's momentum, which forgets `quicker` times as fast as the script's; the
-        learning rate grows so that a gradient moves the parameters as far in the end. Changes the groups' options."""
+    def step(self, optimizer: torch.optim.Optimizer, worker: int) -> None:
+        """A step of Nesterov's with this worker's momentum. Changes the groups' options."""
         buffers = self._of.get(worker)
         if buffers is None:
             heir = worker in self._heirs
@@ -29,9 +28,6 @@ class Momenta:
             buffers = self._of[worker] = {at: each.clone() for at, each in self._base.items()} if heir else {}
         places = {id(parameter): at for at, parameter in enumerate(self._parameters)}
         for group in optimizer.param_groups:
-            asked = group["momentum"]
-            group["momentum"] = max(0.0, 1.0 - (1.0 - asked) * quicker)
-            group["lr"] *= (1.0 - group["momentum"]) / (1.0 - asked) if asked < 1.0 else 1.0
             group["nesterov"] = bool(group["momentum"])
             for parameter in group["params"] if group["momentum"] else ():
                 at = places[id(parameter)]
