@@ -60,6 +60,19 @@ def test_a_late_worker_is_not_called_communication():
     assert advice.verb == "profile"
 
 
+def test_every_advice_fits_a_line_of_80_characters():
+    late = Delay(rank=1000, own=0.9, behind=1.0, share=1.0, cause="forward", since=3, slow=True)
+    waits = summary(workers=1001, communication=1.0)
+    told = [
+        advise(summary(workers=1001, communication=1.0, slowest=late)),
+        advise(waits),
+        advise(waits, hosts=2),
+        advise(summary(data=1.0)),
+        advise(summary(data=1.0), own=False),
+    ]
+    assert [said for each in told if len(said := f"{each.found} {each.purpose}, type:") > 80] == []
+
+
 @pytest.mark.parametrize("kind", [{"data": 0.29}, {"data": 0.9, "counted": 4}, {"data": 0.9, "exit_code": 1}])
 def test_nothing_is_advised_without_a_reason(kind):
     assert advise(summary(**kind)) is None

@@ -152,7 +152,7 @@ def test_a_worker_is_killed_at_a_message(number: int) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(9, 16), (30, 18), *(pytest.param(6 * n, 11 + n, marks=pytest.mark.slow) for n in range(1, 15))],
+    [(9, 16), (30, 18), *(pytest.param(6 * n, 11 + n, marks=pytest.mark.slow) for n in range(1, 13))],
 )
 def test_another_one_is_killed_while_the_others_form_a_group(first: int, second: int) -> None:
     """The second one dies at a request to the store: those of the connection come before, then those of a loss."""

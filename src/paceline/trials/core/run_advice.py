@@ -44,7 +44,7 @@ def advise(summary: Summary, *, hosts: int = 1, compression: str = "none", own: 
     if late is not None and late.slow and late.behind >= communication * total / 2:
         return RunAdvice(
             found=f"{percent(communication, digits=0)} of a step is waiting for rank {late.rank}, which is late.",
-            purpose="To see what keeps that worker",
+            purpose="To see why",
             verb="profile",
         )
     return _on_communication(communication, summary.workers, hosts=hosts, compression=compression)
