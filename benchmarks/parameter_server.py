@@ -28,9 +28,10 @@ Figures of a quiet machine with 2 cores, 5 rounds, 2 workers, `correction=none`:
 With `correction=momentum`, the strategy's default, which this benchmark now uses, 7 to 9 rounds: ResNet-18 33 per s, 38
 ms each, 1.17 (1.14 – 1.52) × as fast as rpc with 1.8 × less processor time; CNN 1,055 per s, 1.6 ms each, 2.48 (1.77 –
 3.20) × as fast as rpc with 2.9 × less, and 1.88 (1.06 – 2.36) × as fast as all-reduce; a run ten minutes before had 769
-per s, 1.84 (1.18 – 2.91) × rpc, with rounds from 496 to 1,265. The norm of the gradients is another pass over them: 4.7 ms of ResNet-18's. For the CNN a server's one thread is the limit: 0.8 ms a push, of which
-the fused update takes 0.23, torch's optimizer around it 0.1, the copy 0.14 and the messages 0.08 when nothing else
-runs; the rest is memory that the other core has just written. Two servers are slower there: 710 per s.
+per s, 1.84 (1.18 – 2.91) × rpc, with rounds from 496 to 1,265. The norm of the gradients is another pass over them: 4.7
+ms of ResNet-18's. For the CNN a server's one thread is the limit: 0.8 ms a push, of which the fused update takes 0.23,
+torch's optimizer around it 0.1, the copy 0.14 and the messages 0.08 when nothing else runs; the rest is memory that the
+other core has just written. Two servers are slower there: 710 per s.
 
 The aim of 3 × rpc is not reached for the large model, and two copies do not allow it: 70 / 30 = 2.3 is the most, with
 both cores busy all the time. 3 × leaves 23 ms, and the update with one copy takes 22. To save a copy was tried by
