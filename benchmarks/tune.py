@@ -93,6 +93,7 @@ def told(name: str, found: dict[str, Any]) -> list[str]:
         ]
         lines.append(f"| {row['mod']} | {' | '.join(numbers)} | {'kept' if row['kept'] else row['reason']} |")
     final, aim, plain = found["final"], CASES[name][1], found["baseline"]
+    spread = f"{final['gain_low']:.2f} – {final['gain_high']:.2f}, pairs: {final['pairs']}"
     told_aim = f" The aim is {aim:g} ×." if aim else ""
     if plain["high"] > 1.3 * plain["low"]:
         told_aim += (
@@ -105,9 +106,7 @@ def told(name: str, found: dict[str, Any]) -> list[str]:
         left_to_gain(found),
         "",
         f"From {final['samples_per_s'] / final['gain']:,.0f} to {final['samples_per_s']:,.0f} samples/s, in fresh "
-        f"processes: "
-        f"**{final['gain']:.2f} ×** ({final['gain_low']:.2f} – {final['gain_high']:.2f}, pairs: {final['pairs']})."
-        + told_aim,
+        f"processes: **{final['gain']:.2f} ×** ({spread}).{told_aim}",
         "",
     ]
 
