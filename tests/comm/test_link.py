@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,6 +110,21 @@ def test_a_launcher_that_is_gone_is_a_lost_peer() -> None:
     server.close()
     with pytest.raises(PeerLostError, match="launcher"):
         store.get("anything")
+
+
+def test_the_launcher_closes_though_a_fork_of_it_lives_on() -> None:
+    server = LinkServer(1)
+    server.start()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    closing.join(30)
+    ended = not closing.is_alive()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert ended
 
 
 def test_a_process_that_a_worker_forks_cannot_speak_for_it(links: list[LinkSocket]) -> None:

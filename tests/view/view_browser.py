@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from view_records import TOKEN
 from view_server import Served
@@ -31,10 +34,31 @@ def served(records) -> Iterator[Served]:
 @pytest.fixture(scope="package")
 def browser(chromium) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    others = set(psutil.Process().children())
     with playwright.sync_playwright() as started:
+        (driver,) = set(psutil.Process().children()) - others
         made = started.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
         yield made
-        made.close()
+        with ended(driver), contextlib.suppress(playwright.Error):
+            made.close()
+
+
+@contextmanager
+def ended(driver: psutil.Process) -> Iterator[None]:
+    """The driver ends when its standard input does, which a fork of this process may keep open, and a browser when it
+    likes: neither is waited for without a limit, after all tests have passed."""
+    processes = [driver, *driver.children(recursive=True)]
+
+    def kill() -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    impatient = threading.Timer(PATIENCE / 1000, kill)
+    impatient.start()
+    yield
+    impatient.cancel()
+    kill()
 
 
 class Visit:

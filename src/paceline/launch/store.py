@@ -118,9 +118,10 @@ class LinkServer:
 
     def close(self) -> None:
         """Ends the thread and closes every descriptor."""
-        os.close(self._end)
+        os.write(self._end, b"\0")  # a fork of this process may keep its copy open
         if self._thread.ident is not None:
             self._thread.join()
+        os.close(self._end)
         os.close(self._over)
         self.let_go()
         for ours in self._ours.values():

@@ -90,8 +90,9 @@ class Agents:
             self._values.do(say.Set(key, value), [])
 
     def close(self) -> None:
-        os.close(self._end)
+        os.write(self._end, b"\0")  # a fork of this process may keep its copy open
         self._thread.join()
+        os.close(self._end)
         os.close(self._over)
         self.socket.close(linger=1000)
         self._context.term()
