@@ -99,7 +99,8 @@ def test_work_that_went_back_goes_on_here() -> None:
     jobs = pipeline._plan().nodes[-1]
     pool = TunedPool(jobs, How(), jobs.meter)
     stream = iter(pipeline)
-    stream.cursor._pool, stream.cursor._chosen = pool, True
+    cursor = pipeline._run.cursor
+    cursor._pool, cursor._chosen = pool, True
     first = next(stream)
     pool._tuner.fixed, pool._setting = True, PoolSetting("here", 1)
     pool._old.append(pool._engine)

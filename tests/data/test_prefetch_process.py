@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -265,6 +266,31 @@ def test_nothing_is_left_behind(shards: str, tmp_path: Path) -> None:
     while is_running(int(done.stdout)) and time.monotonic() < deadline:
         time.sleep(0.01)  # it has closed its files, and ends just now
     assert not is_running(int(done.stdout))
+
+
+@pytest.mark.parametrize("told", [{}, {"kind": "processes", "parallel": 2}], ids=["prefetch", "processes"])
+def test_a_pipeline_that_nobody_holds_ends_its_processes_without_the_garbage_collector(
+    shards: str, switches: set[int], told: dict[str, Any]
+) -> None:
+    switches.update(() if told else (3,))
+    made, others = pipeline(shards, **told), children()
+    for _ in itertools.islice(made, 5):
+        pass
+    begun = children() - others
+    assert begun
+    gc.disable()
+    try:
+        del made
+        deadline = time.monotonic() + 60
+        while any(map(is_running, begun)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+    assert not any(map(is_running, begun))
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
 
 
 def is_running(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""One loop over a pipeline: the iterator that a `for` loop uses for one epoch."""
+"""One loop over a pipeline, for one epoch: the iterator that a `for` loop uses, and what the pipeline knows of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,25 @@ from paceline.errors import UsageError
 from paceline.script.seams.api import current
 
 
+class Loop:
+    """What the script holds: the run, and the pipeline, whose finalizer ends the threads and processes that the run
+    uses. The pipeline holds the run: if the run held the pipeline, both would live until the garbage collector came."""
+
+    def __init__(self, pipeline: object, run: Run) -> None:
+        self._pipeline, self._run = pipeline, run
+
+    def __iter__(self) -> Loop:
+        return self
+
+    def __next__(self) -> Any:
+        return self._run.next()
+
+
 class Run:
     """One loop over a pipeline."""
 
     def __init__(
         self,
-        pipeline: object,
         runtime: Runtime,
         cursor: Cursor,
         epoch: int,
@@ -28,17 +41,13 @@ class Run:
     ) -> None:
         self.cursor, self.epoch, self.ended = cursor, epoch, False
         self._hand_out = hand_out  # builds the batch that the script sees if workers share batches; otherwise None
-        self._pipeline = pipeline  # held, because its finalizer ends the threads that this loop uses
         self._clock, self._losses = runtime.clock, runtime.losses
         self._final: dict[str, Any] | None = None
         self._runtime, self._keeper = runtime, keeper()
         if self._keeper is not None:
             self._keeper.begins(runtime, title)
 
-    def __iter__(self) -> Run:
-        return self
-
-    def __next__(self) -> Any:
+    def next(self) -> Any:
         """Under `paceline run` this is the on_batch seam, and its time counts as data time."""
         stage = current()
         if stage is None or threading.current_thread() is not threading.main_thread():

@@ -24,7 +24,7 @@ from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.execution.parallel_map import Last
 from paceline.data.execution.thread_pool import wait_for_all
 from paceline.data.formats.registry import read_any, reader_of
-from paceline.data.iteration import Run
+from paceline.data.iteration import Loop, Run
 from paceline.data.metrics.report import Report, report_of
 from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.planning import stages as s
@@ -246,9 +246,9 @@ class Pipeline:
         cursor = plan.open(context, mark)
         if plan.gpu is not None:
             cursor = Lookahead(cursor, plan.gpu)
-        self._run = Run(self, self._runtime, cursor, epoch, self._title, hand_out)
+        self._run = Run(self._runtime, cursor, epoch, self._title, hand_out)
         _begun.add(self)
-        return self._run
+        return Loop(self, self._run)
 
     def __len__(self) -> int:
         """Batches (or samples) of one epoch on this worker; after `restore`, those that are left."""
