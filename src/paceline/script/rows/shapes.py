@@ -79,24 +79,24 @@ def view(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         found = f(torch.empty_strided(me.shape, steps, dtype=torch.uint8, device="cpu"), *args[1:], **kwargs)
     except (RuntimeError, IndexError, TypeError, ValueError):
         return NotImplemented  # torch's own words come from the plain tensor
-    if not isinstance(found, torch.Tensor):
-        if any(_layout_of(part, me.rows) is None for part in found):
-            return NotImplemented
-        parts = f(me.local, *args[1:], **kwargs)
-        return type(found)(
-            _view_of(me, part, like, _nth(i, lambda whole: f(whole, *args[1:], **kwargs)))
-            for i, (part, like) in enumerate(zip(parts, found, strict=True))
-        )
-    return _view_of(me, f(me.local, *args[1:], **kwargs), found, lambda whole: f(whole, *args[1:], **kwargs))
+    parts = [found] if isinstance(found, torch.Tensor) else found
+    layouts = [layout for part in parts if (layout := _layout_of(part, me.rows)) is not None]
+    if len(layouts) < len(parts):
+        return NotImplemented  # and not asked of own rows, which may have no such row
+    try:
+        own = f(me.local, *args[1:], **kwargs)
+    except (RuntimeError, IndexError):
+        return NotImplemented  # it counts all rows: `x.split([len(x)])`
+    if isinstance(found, torch.Tensor):
+        return _viewed(me, own, layouts[0], found.shape, lambda whole: f(whole, *args[1:], **kwargs))
+    return type(found)(
+        _viewed(me, part, layout, like.shape, _nth(i, lambda whole: f(whole, *args[1:], **kwargs)))
+        for i, (part, layout, like) in enumerate(zip(own, layouts, found, strict=True))
+    )
 
 
 def _nth(number: int, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> Step:
     return lambda whole: parts(whole)[number]
-
-
-def _view_of(me: Rows, local: torch.Tensor, found: torch.Tensor, step: Step) -> Any:
-    layout = _layout_of(found, me.rows)
-    return NotImplemented if layout is None else _viewed(me, local, layout, found.shape, step)
 
 
 def _layout_of(found: torch.Tensor, old: Layout) -> Layout | None:
