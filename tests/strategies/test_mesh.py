@@ -231,6 +231,31 @@ def normed() -> Any:
     return train(model, torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 2, (12,)))
 
 
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.round(x / scale) * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None
+
+
+class Rounding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 0.125))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Rounded.apply(x, self.scale)
+
+
+def own_function() -> Any:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Rounding(), nn.Linear(8, 2)).double()
+    return train(model, torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 2, (12,)))
+
+
 def transformed() -> Any:
     """Per-sample gradients by torch.func, and a transform of the model itself, whose parameters get a gradient."""
     torch.manual_seed(1)
@@ -265,6 +290,7 @@ SCRIPTS: dict[str, tuple[Any, ...]] = {
     "weights": (looks_at_its_weights,),
     "scaled losses": (scaled_losses,),
     "transforms": (transformed,),
+    "own function": (own_function,),
 }
 
 
