@@ -43,8 +43,11 @@ BY_NAME: set[tuple[Any, str]] = {
     (torch.optim.Optimizer, "__init__"),  # called by every optimizer; trying it would import torch._dynamo
     (torch.autograd, "grad"),
     (torch.autograd.Function, "apply"),
-    *((torch.Tensor, name) for name in ("item", "__float__", "register_hook", "bernoulli", "multinomial")),
-    *((torch.Tensor, name) for name in ("geometric_", "log_normal_", "random_", "bernoulli_")),
+    *((torch.Tensor, name) for name in ("item", "__float__", "register_hook", "retain_grad")),
+    *(
+        (torch.Tensor, name)
+        for name in ("bernoulli", "multinomial", "geometric_", "log_normal_", "random_", "bernoulli_")
+    ),
     *((owner, name) for owner in (dist, dist.distributed_c10d) for name in hidden_group.NAMES),
     *((DataLoader, name) for name in ("__iter__", "__len__", "check_worker_number_rationality")),
 }

@@ -70,15 +70,6 @@ class Layout:
         apart = local.unflatten(self.dim, (self.outer, -1))
         return crossings.gather(apart, self.dim + 1, rows).flatten(self.dim, self.dim + 1)
 
-    def retain(self, local: torch.Tensor, whole: torch.Tensor) -> None:
-        """The model retains this tensor's gradient: the script looks for it on the whole tensor, which may get none."""
-        whole.retain_grad()
-
-        def keep(grad: torch.Tensor) -> None:
-            whole.grad = self.gather(grad) / self.split.group.world
-
-        local.register_hook(keep)
-
     def reshaped(self, old: Sequence[int], new: Sequence[int]) -> Layout | None:
         """The layout after a reshape of the whole tensor from `old` to `new`; None if the rows are then not along one
         dimension."""

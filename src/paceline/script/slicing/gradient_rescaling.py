@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd import Function
 
 from paceline.script.patches import all_of, patch
+from paceline.script.rows.gradients import hook_gathered, retain_gathered
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.backward_hooks import is_the_scripts
@@ -37,15 +38,22 @@ NOT_THE_SCRIPTS = ("torch.", "paceline.")
 
 def find(stage: Stage) -> Callable[[], None]:
     """Installs the patches; returns a function that removes them. Only with several workers."""
-    register, apply = torch.Tensor.register_hook, Function.__dict__["apply"]
+    register, retain, apply = torch.Tensor.register_hook, torch.Tensor.retain_grad, Function.__dict__["apply"]
     changed: list[tuple[Any, dict[str, Any]]] = []
 
     @functools.wraps(register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         split = stage.views.split_of_call
+        if split is None and not isinstance(self, Rows):
+            return hook_gathered(self, hook) or register(self, hook)
         if split is None or self.is_leaf or not is_the_scripts(hook):
             return register(self, hook)
         return register(self, _rescaled_hook(stage, self, hook, split))
+
+    @functools.wraps(retain)
+    def retain_grad(self: torch.Tensor) -> None:
+        if stage.views.split_of_call is not None or isinstance(self, Rows) or not retain_gathered(self):
+            retain(self)
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Rows) for value in args):
@@ -69,6 +77,7 @@ def find(stage: Stage) -> Callable[[], None]:
         [
             restore,
             patch(torch.Tensor, "register_hook", register_hook),
+            patch(torch.Tensor, "retain_grad", retain_grad),
             patch(Function, "apply", classmethod(apply_with_mark)),
         ]
     )

@@ -21,7 +21,7 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, tree
 from paceline.script.redo import Redo
-from paceline.script.rows.catalogue import Rows
+from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
@@ -364,7 +364,7 @@ class SlicedCalls:
             layout = _layout(piece, role, split)
             whole = layout.gather(piece)
             if piece.grad_fn is not None and piece.retains_grad:
-                layout.retain(piece, whole)
+                gradients.retain_whole(piece, whole, layout)
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
