@@ -16,7 +16,7 @@ from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.graphs import GraphCuts
-from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.side_effects import Place, is_in_module
 from paceline.torch_private import uncompiled
 
 VALUES = (str, bool, int, enum.Enum)
@@ -82,7 +82,7 @@ def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group
     """Passes tensors that a module holds but that were computed outside it (generated weights, MAML's fast weights)
     through a crossing, like arguments."""
     subject = uncompiled(module)
-    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in states if place[0] is not None}
+    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in states if is_in_module(place)}
     lent: list[tuple[dict[str, Any], str, Any, Any]] = []
     for m in module.modules() if torch.is_grad_enabled() else ():
         for place in (m._parameters, m._buffers, m.__dict__):

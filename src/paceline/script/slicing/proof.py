@@ -42,7 +42,7 @@ from paceline.script.slicing.graphs import graph_ways
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan
 from paceline.script.slicing.reasons import describe, name_of, reason, refusal, unbatched
-from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.side_effects import Place, is_in_module
 from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
 from paceline.torch_private import BatchNorm, is_compiled, uncompiled
 
@@ -291,9 +291,12 @@ class Proof:
         uneven = {tuple(place) for some in self.group.gather_objects(here, "the proof") for place in some}
         roles = [None if place[:2] in uneven else role for place, role in zip(places, roles, strict=True)]
         roles = self._roles_of_rank_0(roles)
-        for (path, name, *_), role in zip(places, roles, strict=True):
+        for place, role in zip(places, roles, strict=True):
             if role is None:
-                where = f"its attribute {f'{path}.{name}'.lstrip('.')}" if path is not None else f"the variable {name}"
+                path, name, *_ = place
+                where = (
+                    f"its attribute {f'{path}.{name}'.lstrip('.')}" if is_in_module(place) else f"the variable {name}"
+                )
                 self.group.pulse.notice(
                     f"{describe(module)} stores a result in {where}: it covers worker 0's slice only. To get it for "
                     "the whole batch, return it from the model."

@@ -1,8 +1,8 @@
-"""Side effects of a call: tensors and numbers left in attributes of its modules and in the script's variables, also in
-lists and dictionaries (`self.attention`, `self.stats["accuracy"]`, `history.append(…)`).
+"""Side effects of a call: tensors and numbers left in attributes of its modules, in the script's variables and where
+hooks keep them, also in lists and dictionaries (`self.attention`, `self.stats["accuracy"]`, `history.append(…)`).
 
-A place is a tuple: the path of the module (None: the script), the name, and the keys below it. A list's items are
-counted from its end, so that an item appended at each call has the same place each time.
+A place is a tuple: the path of the module (None: the script; or a name of `kept_by_hooks`), the name, and the keys
+below it. A list's items are counted from its end, so that an item appended at each call has the same place each time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.script.seams import kept_by_hooks
+
 Place = tuple[Any, ...]
 OWN = frozenset(nn.Module().__dict__)  # attributes that every torch module has
 LAST = 16  # items at the end of a list that are compared
+PLAIN = (str, int, float, bool, type(None))  # keys of dictionaries that are the same on every worker
+NTH = "item:"  # a place has the number of another key (a module)
 DEPTH = 3  # levels of nested containers
 MANY, MOST = 1000, 100_000  # items: largest dictionary that is compared, largest container that is restored
 
@@ -42,7 +46,7 @@ def get(module: nn.Module, place: Place) -> Any:
     held: Any = _owner(module, place[0]).get(place[1])
     for key in place[2:]:
         try:
-            held = held[key]
+            held = held[_key(held, key)]
         except (KeyError, IndexError, TypeError):
             return None
     return held
@@ -51,21 +55,22 @@ def get(module: nn.Module, place: Place) -> Any:
 def put(module: nn.Module, place: Place, value: Any) -> None:
     """Replaces the value at a place."""
     if len(place) > 2:
-        get(module, place[:-1])[place[-1]] = value
-    elif place[0] is None:
-        _owner(module, None)[place[1]] = value
+        held = get(module, place[:-1])
+        held[_key(held, place[-1])] = value
+    elif not is_in_module(place):
+        _owner(module, place[0])[place[1]] = value
     else:
         setattr(module.get_submodule(place[0]), place[1], value)
 
 
 def keep(module: nn.Module) -> Callable[[], None]:
-    """Returns a function that restores the present content of all containers, and the numbers in the script's
-    variables."""
+    """Returns a function that restores the present content of all containers, and the numbers outside of modules."""
     copies = [(container, container.copy()) for _, _, held in holdings(module) for container in _containers(held)]
-    numbers = {name: held for path, name, held in holdings(module) if path is None and isinstance(held, (int, float))}
+    numbers = [found for found in holdings(module) if not is_in_module(found) and isinstance(found[2], (int, float))]
 
     def put_back() -> None:
-        _owner(module, None).update(numbers)
+        for path, name, number in numbers:
+            _owner(module, path)[name] = number
         for container, copy in copies:
             if len(container) != len(copy) or not _are_same(container, copy):
                 container.clear()
@@ -76,16 +81,34 @@ def keep(module: nn.Module) -> Callable[[], None]:
 
 def _owner(module: nn.Module, path: str | None) -> dict[str, Any]:
     """The namespace that holds the name of a place."""
-    return vars(sys.modules["__main__"]) if path is None else module.get_submodule(path).__dict__
+    if path is None:
+        return vars(sys.modules["__main__"])
+    if path.startswith(kept_by_hooks.MARK):
+        return kept_by_hooks.find(module, path)
+    return module.get_submodule(path).__dict__
+
+
+def is_in_module(place: Place) -> bool:
+    """Whether a place is an attribute of the module or its children, or below one."""
+    return place[0] is not None and not place[0].startswith(kept_by_hooks.MARK)
 
 
 def holdings(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
-    """The attributes of the module and its children, and the variables of the script: path, name and value."""
+    """The attributes of the module and its children, the variables of the script and what hooks keep: path, name and
+    value. A container that hooks share, with each other or with the script, comes once."""
+    known: set[int] = set()
     for path, m in module.named_modules():
         yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in OWN)
+        known.update(map(id, m.__dict__.values()))
     for name, held in list(_owner(module, None).items()):
         if not name.startswith("__"):
+            known.add(id(held))
             yield None, name, held
+    for path, space in kept_by_hooks.namespaces(module):
+        for name, held in list(space.items()):
+            if name not in OWN and not (isinstance(held, (list, dict, torch.Tensor)) and id(held) in known):
+                known.add(id(held))
+                yield path, name, held
 
 
 def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tuple[Place, Place, Any]]:
@@ -95,8 +118,15 @@ def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tup
         for i in range(max(0, len(held) - LAST), len(held)):
             yield from _below((*absolute, i), (*place, i - len(held)), held[i], depth - 1)
     elif isinstance(held, dict) and depth and len(held) <= MANY:
-        for key, value in held.items():
-            yield from _below((*absolute, key), (*place, key), value, depth - 1)
+        for number, (key, value) in enumerate(held.items()):
+            told = key if type(key) in PLAIN else f"{NTH}{number}"
+            yield from _below((*absolute, key), (*place, told), value, depth - 1)
+
+
+def _key(held: Any, told: Any) -> Any:
+    """The key of a container's item, given its part of a place."""
+    is_number = isinstance(held, dict) and isinstance(told, str) and told.startswith(NTH)
+    return list(held)[int(told.removeprefix(NTH))] if is_number else told
 
 
 def _containers(held: Any, depth: int = DEPTH) -> Iterator[Any]:
