@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from test_pipeline import compare, in_stages, staged
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils import checkpoint as recomputed
 
 from paceline.comm.group import Group
 from paceline.errors import PartedError
@@ -142,15 +142,17 @@ class Recurrent(nn.Module):
 
 
 class Thrifty(nn.Module):
+    """Each layer is recomputed in backward, with the same dropout."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6 if n < 3 else 13)) for n in range(4)
+            nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 6 if n < 3 else 13)) for n in range(4)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False)
+            x = recomputed.checkpoint(layer, x, use_reentrant=False)
         return x
 
 
@@ -197,6 +199,29 @@ def accumulated() -> list[Any]:
 def test_accumulated_gradients_are_those_of_one_process(pool: Any) -> None:
     expected = accumulated()
     for found in pool(4).run(in_stages, {"stages": 2}, accumulated):
+        compare(found, expected)
+
+
+def trains_a_copy() -> list[Any]:
+    model = deep(2)
+    x = torch.randn(8, WIDTH, dtype=torch.float64)
+    seen: list[Any] = []
+    for _ in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+        model = copy.deepcopy(model)
+    return [*seen, saved(model.state_dict())]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_copy_of_a_model_in_stages_is_trained(pool: Any, workers: int) -> None:
+    expected = trains_a_copy()
+    for found in pool(workers).run(in_stages, {"stages": 2}, trains_a_copy):
         compare(found, expected)
 
 

@@ -36,6 +36,7 @@ from paceline.script.draws import table
 from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams import direct_forward
+from paceline.script.seams.recomputing import checkpoints
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
 from paceline.torch_private import (
@@ -57,7 +58,7 @@ def find(stage: Stage) -> Callable[[], None]:
         _optimizers(stage),
         patch(torch, "compile", _compiles(stage, torch.compile)),
         patch(torch.jit, "trace", _traces(stage, torch.jit.trace)),
-        patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
+        patch(torch.utils.checkpoint, "checkpoint", checkpoints(stage, torch.utils.checkpoint.checkpoint)),
         patch(torch, "save", _saves(stage, torch.save)),
         loading.find(stage),
         *(_between_workers(stage) if stage.group.world > 1 and not stage.aside else ()),
@@ -181,22 +182,6 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
     if stage.only is not None:
         return module in stage.only
     return module in stage.roots or next(module.parameters(), None) is not None
-
-
-def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
-    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Recomputes in backward as in forward: inside the sliced call, or outside."""
-        where: list[Any] = []
-
-        def again(*inner: Any, **named: Any) -> Any:
-            if not where:  # the forward
-                where.append(stage.where())
-            with stage.back_at(where[0]):
-                return function(*inner, **named)
-
-        return plain(again, *args, **kwargs)
-
-    return checkpoint
 
 
 def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from paceline.comm.group import Group
 from paceline.comm.network.post import Post
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
+from paceline.script.seams.recomputing import starts_here
 from paceline.script.slicing.crossings import Split
 from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
@@ -178,6 +179,7 @@ class Schedule:
                 if stage in call.streams:
                     streams.put(call.streams[stage])
                 stack.enter_context(call.drawing(split))
+                starts_here()
 
             stack.enter_context(self.team.computing(self.cutting.segments.module))
             output, entered, left = self.cutting.segments.run(stage, call.plain, args, kwargs, parcel, begin=begin)
