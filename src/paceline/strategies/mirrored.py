@@ -37,6 +37,7 @@ class Mirrored(BaseStrategy):
     """Synchronous data parallelism by all-reduce. When a peer dies, the collective that misses it raises."""
 
     name = "mirrored"
+    divided: tuple[type, ...] = ()  # classes of tensors of which each worker holds a part: they are not broadcast
 
     def __init__(self, *, compression: Compression = "none") -> None:
         """`compression` of gradients between hosts ("bf16", "fp16", "powersgd") changes numbers; a notice says so."""
@@ -77,7 +78,8 @@ class Mirrored(BaseStrategy):
             return
         tensors = (*module.parameters(), *module.buffers())
         unknown = [tensor for tensor in tensors if tensor not in self._known and not tensor.is_meta]
-        broadcast_all(self.stage.group, unknown, "the model's weights")
+        whole = [tensor for tensor in unknown if not isinstance(tensor, self.divided)]  # not a copy of a divided model
+        broadcast_all(self.stage.group, whole, "the model's weights")
         self._meet_all(module)
         if not self._ends:
             self._ends = True

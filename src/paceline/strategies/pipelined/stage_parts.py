@@ -19,6 +19,7 @@ from paceline.strategies.pipelined.stage_tensor import StageTensor, assign_whole
 class StageParts(PartGradients):
     """Parameters of a stage are whole in files, and averaged over the replicas of the stage."""
 
+    divided = (StageTensor,)
     holding: Holding
 
     def on_stage(self, stage: Stage) -> None:
