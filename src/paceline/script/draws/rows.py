@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.crossings import Split, memory_order
 
 Shape = tuple[int, ...]
 
@@ -56,7 +56,7 @@ class Piece:
 
     def blank(self, like: torch.Tensor, device: Any = None) -> torch.Tensor:
         """Uninitialised memory for the whole draw, laid out as one process would: kernels draw in memory order."""
-        order = sorted(range(like.dim()), key=like.stride().__getitem__, reverse=True)
+        order = memory_order(like) or tuple(range(like.dim()))
         shape, device = self.shape(like.shape), device or like.device
         return torch.empty_permuted(shape, order, dtype=like.dtype, device=device)
 

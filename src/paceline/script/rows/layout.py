@@ -62,11 +62,14 @@ class Layout:
         apart = whole.unflatten(self.dim, (self.outer, -1))
         return crossings.cut(apart, self.dim + 1, rows).flatten(self.dim, self.dim + 1)
 
-    def gather(self, local: torch.Tensor) -> torch.Tensor:
-        """All workers' rows, as one whole tensor. Called by every worker; waits for all of them."""
+    def gather(self, local: torch.Tensor, order: Sequence[int] | None = None) -> torch.Tensor:
+        """All workers' rows, as one whole tensor, laid out in this order or as own rows are. Called by every worker;
+        waits for all of them."""
         rows = self.split.times(self.inner)
+        if order is None:  # of one row the memory does not tell, and all workers need the same order
+            order = crossings.memory_order(local) if min(self.split.sizes) > 1 else ()
         if self.outer == 1:
-            return crossings.gather(local, self.dim, rows)
+            return crossings.gather(local, self.dim, rows, order)
         apart = local.unflatten(self.dim, (self.outer, -1))
         return crossings.gather(apart, self.dim + 1, rows).flatten(self.dim, self.dim + 1)
 

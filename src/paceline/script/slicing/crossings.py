@@ -18,6 +18,7 @@ docs/same-numbers.md. Every worker calls each crossing, forward and backward, in
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +82,26 @@ def cut(whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
     return torch.cat([rows, whole.detach().narrow(dim, 0, 1)], dim)
 
 
-def gather(rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
-    """All workers' rows, as one whole tensor; a borrowed row is left out."""
-    return _shown_as(_Gather, rows).apply(rows.narrow(dim, 0, split.mine), dim, split)
+def gather(rows: torch.Tensor, dim: int, split: Split, order: Sequence[int] = ()) -> torch.Tensor:
+    """All workers' rows, as one whole tensor, whose dimensions lie in memory in this order: see `memory_order`. A
+    borrowed row is left out."""
+    return _shown_as(_Gather, rows).apply(rows.narrow(dim, 0, split.mine), dim, split, order)
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions from the outermost to the innermost; empty if they lie in their own order. What a script draws for a
+    tensor (dropout) is drawn in the order of its memory. A dimension of size 1 has its outer neighbour's stride."""
+    if tensor.layout is not torch.strided:
+        return ()
+    order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d] > 1), reverse=True)
+    return () if order == sorted(order) else tuple(order)
+
+
+def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The same numbers with the dimensions in this order of memory."""
+    if len(order) != tensor.dim() or not order:
+        return tensor
+    return torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
@@ -134,9 +152,10 @@ class _Cut(Function):
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, dim: int, split: Split, order: Sequence[int] = ()) -> torch.Tensor:
         ctx.dim, ctx.split = dim, split
         whole = split.group.gather_rows(rows, dim, split.sizes, "the rows of a model's output")
+        whole = laid_out(whole, order)
         if not rows.is_floating_point() and not rows.is_complex():
             ctx.mark_non_differentiable(whole)
         return whole
@@ -144,7 +163,7 @@ class _Gather(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         ctx.split.group.crossed += 1
-        return _Cut.apply(grad, ctx.dim, ctx.split) * ctx.split.group.world, None, None
+        return _Cut.apply(grad, ctx.dim, ctx.split) * ctx.split.group.world, None, None, None
 
 
 class _Blend(Function):

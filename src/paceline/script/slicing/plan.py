@@ -21,6 +21,7 @@ class Role:
     dim: int = 0
     spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
     uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
+    order: tuple[int, ...] = ()  # of the dimensions in the memory of the whole output: see `crossings.memory_order`
 
 
 @dataclass(slots=True)

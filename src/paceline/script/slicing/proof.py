@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from paceline.script.slicing.comparing import (
     row_dim,
     rows_of,
 )
-from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.crossings import Split, memory_order
 from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double, rehearse, woken
 from paceline.script.slicing.graphs import graph_ways
 from paceline.script.slicing.loss_denominators import Averages
@@ -256,7 +257,7 @@ class Proof:
             own = pieces[i] if fine else None
             dim, uneven = row_dim(own, target, split) if isinstance(target, torch.Tensor) else (None, 0)
             if dim is not None:
-                roles.append(Role("rows", dim, uneven=uneven))
+                roles.append(Role("rows", dim, uneven=uneven, order=memory_order(target)))
                 rows = split.rows_of(uneven)
                 # Rows of a sample are adjacent, or (time · batch, …) not.
                 close_rows = [close(own, rows_of(target, dim, rows, spread=s), tolerance) for s in (False, True)]
@@ -272,7 +273,7 @@ class Proof:
             role, roles[i] = roles[i], None
             if role is not None and all(isinstance(found, dict) for found in column):
                 adjacent, spread = (all(found["rows"][kind] for found in column) for kind in (0, 1))
-                roles[i] = Role("rows", role.dim, not adjacent, role.uneven) if adjacent or spread else None
+                roles[i] = replace(role, spread=not adjacent) if adjacent or spread else None
             elif role is None and not any(isinstance(found, dict) for found in column):
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
@@ -329,9 +330,9 @@ class Proof:
 
     def _roles_of_rank_0(self, roles: list[Role | None]) -> list[Role | None]:
         """Rank 0's roles; other workers may find another dimension if sizes coincide."""
-        told = [None if role is None else (role.kind, role.dim, role.spread, role.uneven) for role in roles]
+        told = [None if role is None else astuple(role) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
-        return [None if role is None else Role(*role) for role in first]
+        return [None if role is None else Role(*role[:-1], order=tuple(role[-1])) for role in first]
 
 
 def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -362,7 +362,7 @@ class SlicedCalls:
     def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "rows":
             layout = _layout(piece, role, split)
-            whole = layout.gather(piece)
+            whole = layout.gather(piece, role.order)
             if piece.grad_fn is not None and piece.retains_grad:
                 gradients.retain_whole(piece, whole, layout)
             return whole

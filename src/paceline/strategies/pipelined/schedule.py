@@ -21,7 +21,7 @@ from paceline.comm.network.post import Post
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.seams.recomputing import starts_here
-from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
 from paceline.strategies.pipelined.failure import Failure
@@ -139,8 +139,9 @@ class Schedule:
             if isinstance(told, bytes):
                 failure.hear(told)
             else:
-                shapes, needs, at = told
-                parcel = Parcel([t.to(self.device) for t in tensors if t is not None], shapes, at)
+                shapes, needs, memory, at = told
+                came = [t.to(self.device) for t in tensors if t is not None]
+                parcel = Parcel([laid_out(t, order) for t, order in zip(came, memory, strict=True)], shapes, at)
                 for tensor, needs_grad in zip(parcel.tensors, needs, strict=True):
                     tensor.requires_grad_(needs_grad and call.learning)
         left: Parcel | None = None
@@ -156,7 +157,8 @@ class Schedule:
         if stage < self.last:
             told, tensors = failure.told, []
             if left is not None:
-                told, tensors = [left.shapes, [t.requires_grad for t in left.tensors], left.rest], left.tensors
+                needs, memory = [t.requires_grad for t in left.tensors], [[*memory_order(t)] for t in left.tensors]
+                told, tensors = [left.shapes, needs, memory, left.rest], left.tensors
             self._send(stage + 1, ("forward", stage + 1, turn), told, tensors)
         return done
 
@@ -212,7 +214,11 @@ class Schedule:
             try:
                 whole = [outputs.join(column, call.dim) for column in zip(*map(tree.leaves, found), strict=True)]
                 tensors = [leaf for leaf in whole if isinstance(leaf, torch.Tensor)]
-                heads = [[list(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad] for t in tensors]
+                pieces = [leaf for leaf in tree.leaves(found[0]) if isinstance(leaf, torch.Tensor)]
+                heads = [
+                    [list(t.shape), str(t.dtype).removeprefix("torch."), [*memory_order(piece)], t.requires_grad]
+                    for t, piece in zip(tensors, pieces, strict=True)
+                ]
                 nested = outputs.nest(tree.rebuild(found[0], iter(whole)), self.cutting.template)
                 told = [nested, heads, call.end, outputs.gradient_name(found[0])]
             except Exception as error:  # rows that do not fit together
@@ -229,7 +235,7 @@ class Schedule:
         if at is not None:
             streams.put(at)
         shared = []
-        for number, (shape, dtype, _) in enumerate(heads):
+        for number, (shape, dtype, order, _) in enumerate(heads):
             empty = torch.empty(0, dtype=getattr(torch, dtype), device=self.device)
             mine = tensors[number].detach().reshape(-1).to(self.device) if tensors else empty
             count = torch.Size(shape).numel()
@@ -237,7 +243,7 @@ class Schedule:
             flat = self.group.gather_rows(mine, 0, sizes, OUTPUT)
             # No view: the script may change it in place.
             stride = flat.view(shape).stride()
-            shared.append(empty.set_(flat.untyped_storage(), flat.storage_offset(), shape, stride))
+            shared.append(laid_out(empty.set_(flat.untyped_storage(), flat.storage_offset(), shape, stride), order))
         if not self.has_last:
             self.clock.idle += time.perf_counter() - since
         output = outputs.rebuilt(nested, self.cutting.template, iter(shared))
