@@ -17,53 +17,53 @@ Plain = Callable[..., Any]
 
 def dropout(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """torch.dropout: one draw an element."""
-    if not _draws(x, p, train) or (piece := draws.place(x.shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(x)) is None:
         return plain(x, p, train)
     return _fused(x, p, piece) if x.is_cuda else x * _mask(x, p, piece).div_(1 - p)
 
 
 def dropout_(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not _draws(x, p, train) or (piece := draws.place(x.shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(x)) is None:
         return plain(x, p, train)
     return x.mul_(_mask(x, p, piece).div_(1 - p))
 
 
 def feature_dropout(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """torch.feature_dropout: one draw a sample and channel."""
-    if not _draws(x, p, train) or (piece := draws.place((feature := _feature(x)).shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(feature := _feature(x))) is None:
         return plain(x, p, train)
     return x * _mask(feature, p, piece).div_(1 - p)
 
 
 def feature_dropout_(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not _draws(x, p, train) or (piece := draws.place((feature := _feature(x)).shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(feature := _feature(x))) is None:
         return plain(x, p, train)
     return x.mul_(_mask(feature, p, piece).div_(1 - p))
 
 
 def alpha_dropout(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not _draws(x, p, train) or (piece := draws.place(x.shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(x)) is None:
         return plain(x, p, train)
     noise, shift = _alpha(_mask(x, p, piece), p)
     return x * noise + shift
 
 
 def alpha_dropout_(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not _draws(x, p, train) or (piece := draws.place(x.shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(x)) is None:
         return plain(x, p, train)
     noise, shift = _alpha(_mask(x, p, piece), p)
     return x.mul_(noise).add_(shift)
 
 
 def feature_alpha_dropout(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not _draws(x, p, train) or (piece := draws.place((feature := _feature(x)).shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(feature := _feature(x))) is None:
         return plain(x, p, train)
     noise, shift = _alpha(_mask(feature, p, piece), p)
     return x * noise + shift
 
 
 def feature_alpha_dropout_(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    if not _draws(x, p, train) or (piece := draws.place((feature := _feature(x)).shape)) is None:
+    if not _draws(x, p, train) or (piece := draws.place(feature := _feature(x))) is None:
         return plain(x, p, train)
     noise, shift = _alpha(_mask(feature, p, piece), p)
     return x.mul_(noise).add_(shift)

@@ -28,7 +28,7 @@ WHAT = "the parameters of a random draw"
 
 def fill(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """x.normal_(…) and its siblings."""
-    piece = draws.place(x.shape, kwargs.get("generator"))
+    piece = draws.place(x, kwargs.get("generator"))
     if piece is None:
         return plain(x, *args, **kwargs)
     whole = piece.blank(x)
@@ -47,7 +47,7 @@ def _is_per_element(arg: Any) -> bool:
 
 def like(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
     """torch.rand_like(x) and its siblings."""
-    piece = draws.place(x.shape, kwargs.get("generator"))
+    piece = draws.place(x, kwargs.get("generator"))
     if piece is None:
         return plain(x, *args, requires_grad=requires_grad, **kwargs)
     device = kwargs.pop("device", None) or x.device
@@ -84,7 +84,7 @@ def _size_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, 
 
 def bernoulli(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """torch.bernoulli(x), torch.bernoulli(x, p), x.bernoulli(p)."""
-    piece = draws.place(x.shape, kwargs.get("generator")) if kwargs.get("out") is None else None
+    piece = draws.place(x, kwargs.get("generator")) if kwargs.get("out") is None else None
     if piece is None:
         return plain(x, *args, **kwargs)
     return piece.of(plain(_embed(piece, x, 0.5), *args, **kwargs)).clone()
@@ -92,7 +92,7 @@ def bernoulli(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, **kwargs:
 
 def multinomial(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """torch.multinomial(x, number of samples), x.multinomial(…)."""
-    piece = draws.place(x.shape, kwargs.get("generator")) if kwargs.get("out") is None else None
+    piece = draws.place(x, kwargs.get("generator")) if kwargs.get("out") is None else None
     if piece is None:
         return plain(x, *args, **kwargs)
     return piece.of(plain(_embed(piece, x, 1.0), *args, **kwargs)).clone()
@@ -115,7 +115,7 @@ def normal(draws: Draws, plain: Plain, mean: Any = 0.0, std: Any = 1.0, *args: A
 def gathered(draws: Draws, plain: Plain, *args: Any, **kwargs: Any) -> Any:
     """torch.poisson, torch.binomial, torch._sample_dirichlet: their number of draws depends on all rows."""
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    piece = draws.place(given[0].shape, kwargs.get("generator"))
+    piece = draws.place(given[0], kwargs.get("generator"))
     if piece is None:
         return plain(*args, **kwargs)
     args = tuple(_gather(piece, arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
@@ -154,7 +154,7 @@ def rrelu_(
 def _rrelu(
     draws: Draws, plain: Plain, x: torch.Tensor, lower: float, upper: float, training: bool, *, in_place: bool
 ) -> torch.Tensor:
-    piece = draws.place(x.shape) if training else None
+    piece = draws.place(x) if training else None
     if piece is None:
         return plain(x, lower, upper, training)
     with torch.no_grad():

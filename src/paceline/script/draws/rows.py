@@ -30,10 +30,19 @@ class DrawRule:
     dim: int | None = None
     many: int = 1
     uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
+    order: tuple[int, ...] = ()  # of the dimensions in memory, on the whole batch
 
     def fits(self, shape: Shape, split: Split) -> bool:
         rows = max(split.rows_of(self.uneven).mine, 1)
         return len(shape) == self.dims and (self.dim is None or shape[self.dim] == self.many * rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A draw for the whole batch in a dry run."""
+
+    shape: Shape
+    order: tuple[int, ...]  # see `memory_order`
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class Piece:
     size: int
     whole: int
     split: Split  # of the drawn rows
+    order: tuple[int, ...] = ()  # of the dimensions of the whole draw, where the memory of one own row does not tell
 
     def shape(self, own: Sequence[int]) -> Shape:
         """The shape of the whole draw."""
@@ -56,7 +66,7 @@ class Piece:
 
     def blank(self, like: torch.Tensor, device: Any = None) -> torch.Tensor:
         """Uninitialised memory for the whole draw, laid out as one process would: kernels draw in memory order."""
-        order = memory_order(like) or tuple(range(like.dim()))
+        order = self.order or memory_order(like) or tuple(range(like.dim()))
         shape, device = self.shape(like.shape), device or like.device
         return torch.empty_permuted(shape, order, dtype=like.dtype, device=device)
 
@@ -68,8 +78,8 @@ class Position:
     split: Split | None = None
     rules: Sequence[DrawRule] = ()
     made: int = 0
-    drawn: list[Shape] | None = None  # dry run of the whole batch: the shapes drawn
-    expected: Sequence[Shape] | None = None  # dry run of the slice: the shapes drawn for the whole batch
+    drawn: list[Drawn] | None = None  # dry run of the whole batch
+    expected: Sequence[Drawn] | None = None  # dry run of the slice: the draws for the whole batch
     found: list[DrawRule] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
 
@@ -94,14 +104,14 @@ class Draws:
         """Whether the caller belongs to the sliced call: not another thread of the script."""
         return self._at.thread == threading.get_ident()
 
-    def place(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Piece | None:
-        """The place of the next draw, of this shape; None if it is to be drawn as it is."""
-        at, shape = self._at, tuple(shape)
+    def place(self, like: torch.Tensor | Sequence[int], generator: torch.Generator | None = None) -> Piece | None:
+        """The place of the next draw, like this tensor or of this shape; None if it is to be drawn as it is."""
+        at, shape = self._at, tuple(like.shape if isinstance(like, torch.Tensor) else like)
         if generator is not None and self.rehearsing and not any(known is generator for known, _ in self._generators):
             self._generators.append((generator, generator.get_state()))
         number, at.made = at.made, at.made + 1
         if at.drawn is not None:
-            at.drawn.append(shape)
+            at.drawn.append(Drawn(shape, memory_order(like) if isinstance(like, torch.Tensor) else ()))
         if at.split is None:
             return None
         rule = self._rule(number, shape, at.split)
@@ -111,12 +121,13 @@ class Draws:
             return None
         split = at.split.rows_of(rule.uneven).times(rule.many)
         start, size = (split.start, split.mine) if split.mine else (0, rule.many)  # row 0 is the borrowed one
-        return Piece(rule.dim, start, size, split.batch, split)
+        return Piece(rule.dim, start, size, split.batch, split, rule.order if shape[rule.dim] == 1 else ())
 
     def _rule(self, number: int, shape: Shape, split: Split) -> DrawRule:
         rows = max(split.mine, 1)
         if self._at.expected is not None and number < len(self._at.expected):
-            return rule_of(shape, self._at.expected[number], split)
+            whole = self._at.expected[number]
+            return replace(rule_of(shape, whole.shape, split), order=whole.order)
         rules = self._at.rules
         if number < len(rules) and rules[number].fits(shape, split):
             return rules[number]
@@ -149,7 +160,7 @@ class Draws:
         return self.at(True, Position(split, rules))
 
     @contextmanager
-    def rehearsal(self, split: Split | None, expected: Sequence[Shape]) -> Iterator[Position]:
+    def rehearsal(self, split: Split | None, expected: Sequence[Drawn]) -> Iterator[Position]:
         """A dry run: of the slice, if there is a split, else of the whole batch."""
         position = Position(drawn=[]) if split is None else Position(split, expected=expected)
         try:

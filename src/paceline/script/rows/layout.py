@@ -25,6 +25,7 @@ class Layout:
     dim: int
     outer: int = 1
     inner: int = 1
+    order: tuple[int, ...] = ()  # of the dimensions in the memory of a model's output: see `crossings.memory_order`
 
     @property
     def size(self) -> int:
@@ -33,7 +34,7 @@ class Layout:
 
     def at(self, dim: int) -> Layout:
         """The same rows along another dimension."""
-        return self if dim == self.dim else Layout(self.split, dim, self.outer, self.inner)
+        return self if dim == self.dim and not self.order else Layout(self.split, dim, self.outer, self.inner)
 
     def has_rows_of(self, other: Layout) -> bool:
         """Whether the rows of both are the same samples' rows, in the same order."""
@@ -62,12 +63,12 @@ class Layout:
         apart = whole.unflatten(self.dim, (self.outer, -1))
         return crossings.cut(apart, self.dim + 1, rows).flatten(self.dim, self.dim + 1)
 
-    def gather(self, local: torch.Tensor, order: Sequence[int] | None = None) -> torch.Tensor:
-        """All workers' rows, as one whole tensor, laid out in this order or as own rows are. Called by every worker;
-        waits for all of them."""
+    def gather(self, local: torch.Tensor) -> torch.Tensor:
+        """All workers' rows, as one whole tensor, laid out as own rows are. Called by every worker; waits for all of
+        them."""
         rows = self.split.times(self.inner)
-        if order is None:  # of one row the memory does not tell, and all workers need the same order
-            order = crossings.memory_order(local) if min(self.split.sizes) > 1 else ()
+        # Of one row the memory does not tell, and all workers need the same order.
+        order = crossings.memory_order(local) if min(self.split.sizes) > 1 else self.order
         if self.outer == 1:
             return crossings.gather(local, self.dim, rows, order)
         apart = local.unflatten(self.dim, (self.outer, -1))

@@ -101,7 +101,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The same numbers with the dimensions in this order of memory."""
     if len(order) != tensor.dim() or not order:
         return tensor
-    return torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_permuted(tensor.shape, tuple(order), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:

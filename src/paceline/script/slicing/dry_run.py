@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
-from paceline.script.draws.rows import DrawRule, Position, Shape
+from paceline.script.draws.rows import Drawn, DrawRule, Position
 from paceline.script.slicing import bounds, side_effects
 from paceline.script.slicing.generators import Generators
 from paceline.script.slicing.mutations import Containers
@@ -37,7 +37,7 @@ class SeenCall:
     output: Any
     states: dict[Place, Any]  # tensors and numbers that the call left in attributes
     buffers: dict[tuple[str, str], torch.Tensor]  # the changed buffers: new value minus old
-    draws: tuple[Shape, ...] = ()  # the shapes of the random numbers drawn
+    draws: tuple[Drawn, ...] = ()  # the random numbers drawn
     rules: tuple[DrawRule, ...] = ()  # on a slice: which dimensions of these hold rows
     streams: tuple[int, int] = (0, 0)  # checksums of all random streams and generators afterwards
     is_random: bool = False  # these are others than before

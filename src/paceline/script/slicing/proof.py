@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import tree
-from paceline.script.draws.rows import Draws, Shape
+from paceline.script.draws.rows import Drawn, Draws
 from paceline.script.slicing.arguments import cut_leaves
 from paceline.script.slicing.backward_hooks import hooked
 from paceline.script.slicing.comparing import (
@@ -176,7 +176,7 @@ class Proof:
         module: nn.Module,
         given: Any,
         split: Split | None = None,
-        expected: tuple[Shape, ...] = (),
+        expected: tuple[Drawn, ...] = (),
     ) -> SeenCall:
         """A dry run: of a slice, if there is a `split`; `expected` are then the draws of the whole batch."""
         still = nn.Module if self._all_eval else () if self._norms_see_batch() else BatchNorm
@@ -188,7 +188,7 @@ class Proof:
             self._averages.end()
 
     def _observe_all(
-        self, plain: Callable[..., Any], module: nn.Module, given: Any, split: Split, expected: tuple[Shape, ...]
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, split: Split, expected: tuple[Drawn, ...]
     ) -> SeenCall:
         """Observes the call on every worker's slice. Batch norms may use collectives: if one worker fails, all fail."""
         try:
@@ -330,9 +330,9 @@ class Proof:
 
     def _roles_of_rank_0(self, roles: list[Role | None]) -> list[Role | None]:
         """Rank 0's roles; other workers may find another dimension if sizes coincide."""
-        told = [None if role is None else astuple(role) for role in roles]
+        told = [None if role is None else asdict(role) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
-        return [None if role is None else Role(*role[:-1], order=tuple(role[-1])) for role in first]
+        return [None if role is None else Role(**role | {"order": tuple(role["order"])}) for role in first]
 
 
 def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -362,7 +362,7 @@ class SlicedCalls:
     def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "rows":
             layout = _layout(piece, role, split)
-            whole = layout.gather(piece, role.order)
+            whole = layout.gather(piece)
             if piece.grad_fn is not None and piece.retains_grad:
                 gradients.retain_whole(piece, whole, layout)
             return whole
@@ -386,7 +386,7 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
 def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
     split = split.rows_of(role.uneven)
     many = piece.shape[role.dim] // max(split.mine, 1)
-    return Layout(split, role.dim, outer=many) if role.spread else Layout(split, role.dim, inner=many)
+    return Layout(split, role.dim, *((many, 1) if role.spread else (1, many)), role.order)
 
 
 def _memory(tensor: torch.Tensor) -> int:
