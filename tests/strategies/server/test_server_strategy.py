@@ -60,6 +60,18 @@ def test_a_synchronous_server_prints_the_losses_of_mirrored_with_a_scaled_batch(
         assert sum(ours.samples()) == 2 * 70
 
 
+def test_a_new_loader_in_each_epoch_has_a_new_order(zygote: Zygote, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT.read_text().replace(
+            END_OF_EPOCH, f"    loader = DataLoader(loader.dataset, 8, shuffle=True)\n{END_OF_EPOCH}"
+        )
+    )
+    ours = Ran(zygote, tmp_path / "server", script, 3, 1, workers=2, strategy="server(staleness=0)")
+    theirs = Ran(zygote, tmp_path / "mirrored", script, 3, 1, workers=2, batch="scale")
+    assert ours.losses() == pytest.approx(theirs.losses(), rel=1e-12)
+
+
 def test_an_asynchronous_run_says_so_first_and_records_the_staleness_of_its_updates(
     zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ class Dealing:
         self.stage, self.client, self.rank, self.world, self.deal = stage, client, rank, world, deal
         self.at_end: Callable[[Iteration], None] = lambda iteration: None
         self._loaders: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # number, iterations
+        self._new = count()  # a loader that is gone keeps its number: each epoch may make a new one
         self._dealt: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._beginning: Iteration | None = None
         self._index = LoaderIterator._next_index
@@ -55,7 +56,9 @@ class Dealing:
 
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
-            number, iterations = self._loaders.setdefault(loader, [len(self._loaders), -1])
+            if loader not in self._loaders:
+                self._loaders[loader] = [next(self._new), -1]
+            number, iterations = self._loaders[loader]
             self._loaders[loader][1] += 1
             key = f"loader {number}, iteration {iterations + 1}"
             self._dealt[loader] = is_dealt = self.stage.views.is_training()
