@@ -11,6 +11,7 @@ The proof changes nothing in the script's state: random streams, buffers, attrib
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
@@ -154,7 +155,7 @@ class Proof:
             why = "" if proven else reason(piece, whole)
             return None, next(filter(None, self.group.gather_objects(why, "the proof")), "")
         common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
-        states = self._states(piece, whole, split, module)
+        states = self._states(piece, whole, split, module, functools.partial(self._with_graph, plain, subject, given))
         buffers = self._buffers(piece, whole, split, module)
         left = [*(role for _, role in states), *(role for *_, role in buffers)]
         plan = SlicePlan(
@@ -278,8 +279,20 @@ class Proof:
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
 
+    def _with_graph(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> dict[Place, Any]:
+        """The values that the call on the whole batch leaves in attributes, with their graphs."""
+        kept, self._graph = self._graph, True
+        seen = self._observe(plain, module, given)
+        self._graph = kept
+        return seen.states
+
     def _states(
-        self, piece: SeenCall, whole: SeenCall, split: Split, module: nn.Module
+        self,
+        piece: SeenCall,
+        whole: SeenCall,
+        split: Split,
+        module: nn.Module,
+        with_graph: Callable[[], dict[Place, Any]],
     ) -> tuple[tuple[Place, Role], ...]:
         """The values that the call leaves in attributes, with their roles: they are outputs too."""
         # A thread of the script may change a variable meanwhile, and not on every worker.
@@ -292,16 +305,22 @@ class Proof:
         uneven = {tuple(place) for some in self.group.gather_objects(here, "the proof") for place in some}
         roles = [None if place[:2] in uneven else role for place, role in zip(places, roles, strict=True)]
         roles = self._roles_of_rank_0(roles)
-        for place, role in zip(places, roles, strict=True):
-            if role is None:
-                path, name, *_ = place
-                where = (
-                    f"its attribute {f'{path}.{name}'.lstrip('.')}" if is_in_module(place) else f"the variable {name}"
+        lost = [place for place, role in zip(places, roles, strict=True) if role is None]
+        left = with_graph() if lost and torch.is_grad_enabled() else {}
+        for place in lost:
+            path, name = place[:2]
+            where = f"its attribute {f'{path}.{name}'.lstrip('.')}" if is_in_module(place) else f"the variable {name}"
+            # A value with a graph may be a part of the loss (an MoE's balance): the training would be another.
+            if any(self._agree(getattr(left.get(place), "requires_grad", False))):
+                raise NotSplitError(
+                    f"{describe(module)} stores a result with a gradient in {where}, and the results on slices do "
+                    "not add up to that on the whole batch.",
+                    advice=f"To run this module whole on every worker: --whole {name_of(module)}",
                 )
-                self.group.pulse.notice(
-                    f"{describe(module)} stores a result in {where}: it covers worker 0's slice only. To get it for "
-                    "the whole batch, return it from the model."
-                )
+            self.group.pulse.notice(
+                f"{describe(module)} stores a result in {where}: it covers worker 0's slice only. To get it for "
+                "the whole batch, return it from the model."
+            )
         return tuple((place, role) for place, role in zip(places, roles, strict=True) if role is not None)
 
     def _buffers(
