@@ -35,8 +35,7 @@ def replace(value: Any, put: Callable[[Any], Any], seen: dict[int, Any] | None =
         return put(value)
     seen = {} if seen is None else seen
     if isinstance(value, tuple):
-        items = [replace(item, put, seen) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else _same_type(value, items)
+        return with_entries(value, [replace(item, put, seen) for item in value])
     if isinstance(value, list):
         return _same_type(value, [replace(item, put, seen) for item in value])
     if isinstance(value, Mapping):
@@ -166,6 +165,11 @@ def _holds_tensors(value: Any, depth: int) -> bool:
 
 def _same_type(value: Any, items: list[Any]) -> Any:
     return items if type(value) is list else type(value)(items)
+
+
+def with_entries(value: tuple[Any, ...], items: list[Any]) -> Any:
+    """A tuple of the same type as `value`, holding `items`."""
+    return type(value)(*items) if hasattr(value, "_fields") else _same_type(value, items)
 
 
 def with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:

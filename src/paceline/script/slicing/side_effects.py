@@ -1,5 +1,6 @@
 """Side effects of a call: tensors and numbers left in attributes of its modules, in the script's variables and where
-hooks keep them, also in lists and dictionaries (`self.attention`, `self.stats["accuracy"]`, `history.append(…)`).
+hooks keep them, also in lists, tuples and dictionaries (`self.attention`, `self.stats["accuracy"]`, `self.state = h,
+c`, `history.append(…)`).
 
 A place is a tuple: the path of the module (None: the script; or a name of `kept_by_hooks`), the name, and the keys
 below it. A list's items are counted from its end, so that an item appended at each call has the same place each time.
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.script import tree
 from paceline.script.seams import kept_by_hooks
 
 Place = tuple[Any, ...]
+SEQUENCES = (list, deque, tuple)
 OWN = frozenset(nn.Module().__dict__)  # attributes that every torch module has
 LAST = 16  # items at the end of a list that are compared
 PLAIN = (str, int, float, bool, type(None))  # keys of dictionaries that are the same on every worker
@@ -55,12 +58,24 @@ def get(module: nn.Module, place: Place) -> Any:
 def put(module: nn.Module, place: Place, value: Any) -> None:
     """Replaces the value at a place."""
     if len(place) > 2:
-        held = get(module, place[:-1])
-        held[_key(held, place[-1])] = value
+        held, key = get(module, place[:-1]), place[-1]
+        if isinstance(held, tuple):
+            items = list(held)
+            items[key] = value
+            put(module, place[:-1], tree.with_entries(held, items))
+        else:
+            held[_key(held, key)] = value
     elif not is_in_module(place):
         _owner(module, place[0])[place[1]] = value
     else:
         setattr(module.get_submodule(place[0]), place[1], value)
+
+
+def places_beside(module: nn.Module, place: Place) -> list[Place]:
+    """The other places in the container of a place."""
+    held = get(module, place[:-1])
+    keys = list(held) if isinstance(held, dict) else range(-len(held), 0) if isinstance(held, SEQUENCES) else ()
+    return [(*place[:-1], key) for key in keys if key != place[-1]]
 
 
 def keep(module: nn.Module) -> Callable[[], None]:
@@ -114,7 +129,7 @@ def holdings(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
 def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tuple[Place, Place, Any]]:
     if isinstance(held, torch.Tensor) or (isinstance(held, (int, float)) and not isinstance(held, bool)):
         yield absolute, place, held
-    elif isinstance(held, (list, deque)) and depth:
+    elif isinstance(held, SEQUENCES) and depth:
         for i in range(max(0, len(held) - LAST), len(held)):
             yield from _below((*absolute, i), (*place, i - len(held)), held[i], depth - 1)
     elif isinstance(held, dict) and depth and len(held) <= MANY:

@@ -166,12 +166,8 @@ class SlicedCalls:
         attributes = [Attribute.of(subject, place) for place, _ in plan.states]
         begun.unfinished = left = Unfinished(subject, attributes, [(b, b.clone()) for b in _buffers(subject, plan)])
         begun.plan, begun.split = plan, split
-        for attribute, (place, role) in zip(attributes, plan.states, strict=True):
-            value = attribute.value  # left by an earlier call, for the whole batch: this call may continue from it
-            goes_on = role.kind == "rows" and len(place) == 2 and isinstance(value, torch.Tensor)
-            if goes_on and value.shape[role.dim : role.dim + 1] == (split.batch,):
-                attribute.lent = crossings.cut(value, role.dim, split)
-                side_effects.put(subject, place, attribute.lent)
+        for attribute, (_, role) in zip(attributes, plan.states, strict=True):
+            attribute.lend(subject, role, split)
         self.split = split
         local, containers = tree.leaves((cut_args, cut_kwargs)), Containers((cut_args, cut_kwargs))
         rows = rows_in(leaves, plan.cuts, split)
@@ -183,6 +179,8 @@ class SlicedCalls:
         finally:
             self.split = None
             self.averages.end()
+        for attribute in attributes:
+            attribute.take_back(subject)
         met = self.group.pulse.collectives
         for i in versions:
             if local[i]._version != versions[i] and not isinstance(leaves[i], Rows):

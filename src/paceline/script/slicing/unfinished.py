@@ -16,7 +16,9 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.comm.memory.flats import as_bytes
-from paceline.script.slicing import side_effects
+from paceline.script.slicing import crossings, side_effects
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.plan import Role
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import PLAIN, is_plain
 from paceline.torch_private import BatchNorm
@@ -36,6 +38,23 @@ class Attribute:
         value = side_effects.get(module, place)
         held = side_effects.get(module, place[:-1]) if len(place) > 2 else None
         return cls(place, value, value, len(held) if isinstance(held, list) else None)
+
+    def lend(self, module: nn.Module, role: Role, split: Split) -> None:
+        """Cuts a value that an earlier call left for the whole batch: this call may continue from it (a recurrent
+        state)."""
+        if role.kind != "rows" or not isinstance(self.value, torch.Tensor):
+            return
+        if self.value.shape[role.dim : role.dim + 1] == (split.batch,):
+            self.lent = crossings.cut(self.value, role.dim, split)
+            side_effects.put(module, self.place, self.lent)
+
+    def take_back(self, module: nn.Module) -> None:
+        """Restores the whole value where the call has moved it in its container: items appended after it."""
+        if self.lent is self.value or len(self.place) == 2:
+            return
+        for place in side_effects.places_beside(module, self.place):
+            if side_effects.get(module, place) is self.lent:
+                side_effects.put(module, place, self.value)
 
     def has_changed(self, module: nn.Module) -> bool:
         now = Attribute.of(module, self.place)
