@@ -33,6 +33,7 @@ PATCHED: list[tuple[Any, str]] = [
     (torch.utils.checkpoint, "checkpoint"),
     (torch.Tensor, "item"),
     (torch.Tensor, "register_hook"),
+    (torch.Tensor, "retain_grad"),
     (torch.Tensor, "__float__"),
     (_MapDatasetFetcher, "fetch"),
     (_BaseDataLoaderIter, "__next__"),
