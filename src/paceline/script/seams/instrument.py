@@ -12,7 +12,7 @@ on_loader, on_batch                       patches of the DataLoader's iterator: 
 on_save                                   patch of torch.save
 (batch norm in a sliced call)             patch of F.batch_norm: see `batch_norm`
 (random numbers in a sliced call)         patches of torch's random functions: see `draws.table`
-(gradients seen inside a sliced call)     patches of register_hook, retain_grad, Function.apply: see `gradient_rescaling`
+(gradients seen inside a sliced call)     patches of hooks, retain_grad and Function.apply: see `gradient_rescaling`
 """
 
 from __future__ import annotations
