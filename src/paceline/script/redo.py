@@ -27,8 +27,8 @@ from paceline.comm.group import Group
 from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
+from paceline.script.draws.generators import KINDS, Generators
 from paceline.script.slicing import crossings
-from paceline.script.slicing.generators import KINDS, Generators
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.torch_private import uncompiled
 

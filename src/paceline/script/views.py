@@ -24,9 +24,10 @@ from paceline.script.seams.handed_out import HandedOut
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.dry_run import initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
-from paceline.script.slicing.proof import Proof, initialise_lazy
+from paceline.script.slicing.proof import Proof
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 from paceline.torch_private import uncompiled

@@ -30,7 +30,7 @@ from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.proof import initialise_lazy
+from paceline.script.slicing.dry_run import initialise_lazy
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.owned.state import parameters_of
 from paceline.strategies.pipelined import orders

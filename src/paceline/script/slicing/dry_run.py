@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
+from paceline.script.draws.generators import Generators
 from paceline.script.draws.rows import Drawn, DrawRule, Position
 from paceline.script.slicing import bounds, side_effects
-from paceline.script.slicing.generators import Generators
 from paceline.script.slicing.mutations import Containers
 from paceline.script.slicing.side_effects import Place
 from paceline.torch_private import BatchNorm, is_gathered_for_call
@@ -41,6 +41,7 @@ class SeenCall:
     rules: tuple[DrawRule, ...] = ()  # on a slice: which dimensions of these hold rows
     streams: tuple[int, int] = (0, 0)  # checksums of all random streams and generators afterwards
     is_random: bool = False  # these are others than before
+    slopes: Any = None  # what `ask` found
     error: str = ""
 
 
@@ -53,9 +54,11 @@ def rehearse(
     still: Any,
     graph: bool,
     shift: bool = False,
+    ask: Callable[[Any], Any] | None = None,
 ) -> SeenCall:
     """One call without lasting effects. `still`: types of modules that run in eval mode. `graph`: with gradients on,
-    for modules that need a graph. `shift`: draws other random numbers than a call without it."""
+    for modules that need a graph. `shift`: draws other random numbers than a call without it. `ask` gets the output
+    before the script's state is restored."""
     with _on_a_copy(module), undisturbed(module, still=still), torch.set_grad_enabled(graph):
         generators = Generators(module)
         if shift:
@@ -69,6 +72,7 @@ def rehearse(
         try:
             with bounds.on_gpus(), drawing as at:
                 output = containers.told(plain(module, *given[0], **given[1]))
+                slopes = None if ask is None else ask(output)
         except Exception as error:
             return SeenCall(FAILED, {}, {}, error=f"it raised {type(error).__name__}: {error}")
         states = side_effects.changed(module, attributes)
@@ -78,7 +82,8 @@ def rehearse(
             if key not in old or not torch.equal(b, old[key])
         }
         after = rng.digest(), generators.digest()
-        return SeenCall(output, states, changes, tuple(at.drawn or ()), tuple(at.found), after, after != before)
+        drawn = tuple(at.drawn or ()), tuple(at.found)
+        return SeenCall(output, states, changes, *drawn, after, after != before, slopes)
 
 
 def _copied(leaf: Any) -> Any:
@@ -204,3 +209,17 @@ def own_buffers(module: nn.Module) -> Iterator[tuple[tuple[str, str], torch.Tens
         for name, buffer in m._buffers.items() if not isinstance(m, BatchNorm) else ():
             if buffer is not None and buffer.dtype is not torch.bool and buffer.layout is torch.strided:
                 yield (path, name), buffer
+
+
+def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Initialises lazy parameters with one call: their shapes, and their values from the script's random stream."""
+    if any(is_lazy(p) for p in module.parameters()):
+        flags = [(m, m.training) for m in module.modules()]
+        buffers = [(b, b.clone()) for b in module.buffers() if not is_lazy(b)]
+        module.eval()
+        with torch.no_grad():
+            plain(module, *args, **kwargs)
+            for buffer, kept in buffers:  # the call itself is still to come
+                buffer.copy_(kept)
+        for m, training in flags:
+            m.training = training

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
@@ -43,8 +42,9 @@ from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double,
 from paceline.script.slicing.graphs import graph_ways
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan
-from paceline.script.slicing.reasons import describe, name_of, reason, refusal, unbatched
+from paceline.script.slicing.reasons import describe, name_of, other_gradients, reason, refusal, unbatched
 from paceline.script.slicing.side_effects import Place, is_in_module
+from paceline.script.slicing.slopes import add_up, askable, slopes
 from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
 from paceline.torch_private import BatchNorm, is_compiled, uncompiled
 
@@ -82,6 +82,8 @@ class Proof:
                 plan, why = self._on_all_rows(plain, module, given, leaves, ways)
         except NotSplitError as error:
             return error
+        if plan is not None and torch.is_grad_enabled() and not self._gradients_add_up(plain, module, given, plan):
+            return other_gradients(module)
         return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
 
     def _on_few_rows(
@@ -171,6 +173,34 @@ class Proof:
         )
         return plan, ""
 
+    def _gradients_add_up(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+        """Whether gradients on slices add up to those on the whole batch; on a few rows, which need little memory. Also
+        True if that cannot be tried."""
+        subject, leaves, few = uncompiled(module), tree.leaves(given), FEW * self.group.world + 1
+        if not all(self._agree(bool(askable(subject)))):
+            return True
+        if plan.batch(leaves) > few:
+            given = some_rows(given, leaves, plan.cuts, few)
+        if self._slopes_agree(plain, subject, given, plan):
+            return True
+        copied = in_double(subject, given)  # rounding?
+        return not all(self._agree(copied is not None)) or copied is None or self._slopes_agree(plain, *copied, plan)
+
+    def _slopes_agree(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+        ask = functools.partial(slopes, askable(module), plan.outputs)
+        # In eval mode: dropout and batch norm are seen to elsewhere, and may draw or wait for peers in backward.
+        self._all_eval, self._graph = True, True
+        whole = self._observe(plain, module, given, ask=functools.partial(ask, None))
+        split = split_of(tree.leaves(given), plan.batch_leaf, plan.cuts, self.group)
+        piece = self._observe_all(
+            *(plain, module, cut_leaves(given, tree.leaves(given), plan.cuts, split), split, whole.draws),
+            ask=functools.partial(ask, split),
+        )
+        found = self.group.gather_objects((whole.slopes, piece.slopes), "the proof")
+        if any(sums is None for both in found for sums in both):
+            return True
+        return add_up(found[0][0], sum(own for _, own in found), whole.output)
+
     def _observe(
         self,
         plain: Callable[..., Any],
@@ -178,22 +208,29 @@ class Proof:
         given: Any,
         split: Split | None = None,
         expected: tuple[Drawn, ...] = (),
+        ask: Callable[[Any], Any] | None = None,
     ) -> SeenCall:
         """A dry run: of a slice, if there is a `split`; `expected` are then the draws of the whole batch."""
         still = nn.Module if self._all_eval else () if self._norms_see_batch() else BatchNorm
         drawing = self._draws.rehearsal(split, expected)
         self._averages.begin()
         try:
-            return rehearse(plain, module, given, drawing, still=still, graph=self._graph, shift=self._shift)
+            return rehearse(plain, module, given, drawing, still=still, graph=self._graph, shift=self._shift, ask=ask)
         finally:
             self._averages.end()
 
     def _observe_all(
-        self, plain: Callable[..., Any], module: nn.Module, given: Any, split: Split, expected: tuple[Drawn, ...]
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        split: Split,
+        expected: tuple[Drawn, ...],
+        ask: Callable[[Any], Any] | None = None,
     ) -> SeenCall:
         """Observes the call on every worker's slice. Batch norms may use collectives: if one worker fails, all fail."""
         try:
-            seen = self._observe(plain, module, given, split, expected)
+            seen = self._observe(plain, module, given, split, expected, ask)
             self.group.agree(failed=seen.output is FAILED)
         except CalledOff:
             seen = SeenCall(FAILED, {}, {})  # the worker that failed reports the reason
@@ -352,20 +389,6 @@ class Proof:
         told = [None if role is None else asdict(role) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
         return [None if role is None else Role(**role | {"order": tuple(role["order"])}) for role in first]
-
-
-def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
-    """Initialises lazy parameters with one call: their shapes, and their values from the script's random stream."""
-    if any(is_lazy(p) for p in module.parameters()):
-        flags = [(m, m.training) for m in module.modules()]
-        buffers = [(b, b.clone()) for b in module.buffers() if not is_lazy(b)]
-        module.eval()
-        with torch.no_grad():
-            plain(module, *args, **kwargs)
-            for buffer, kept in buffers:  # the call itself is still to come
-                buffer.copy_(kept)
-        for m, training in flags:
-            m.training = training
 
 
 def _is_blended(role: Role) -> bool:

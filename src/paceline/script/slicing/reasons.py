@@ -84,5 +84,13 @@ def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], w
     )
 
 
+def other_gradients(module: nn.Module) -> NotSplitError:
+    return NotSplitError(
+        f"{describe(module)} gives other gradients in slices than on the whole batch, though its outputs are the same: "
+        "its backward depends on the number of samples, or mixes them.",
+        advice=f"To run this module whole on every worker: --whole {name_of(module)}",
+    )
+
+
 def _names(given: Any) -> list[str]:
     return tree.paths(given[0], "argument ") + tree.paths(given[1], "argument ")

@@ -20,10 +20,10 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
+from paceline.script.draws.generators import Generators
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import asleep, own_buffers, undisturbed, woken
-from paceline.script.slicing.generators import Generators
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.pipelined.segment import CannotCut, MissingError, Parcel, Segments
 from paceline.torch_private import is_compiled

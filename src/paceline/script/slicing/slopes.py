@@ -1,0 +1,79 @@
+"""Gradients of a module, on the whole batch and on slices: they must add up, too.
+
+Outputs may be row by row while a gradient is not: a quantiser that divides the gradient of its scale by the number of
+elements, or an autograd.Function whose backward takes a norm over the rows. Two sums stand for each parameter's
+gradient; those of all slices add up to those of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.script import tree
+from paceline.script.slicing.comparing import TOLERANCE, is_float32, rows_of
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.plan import Role
+
+EXACT = 1e-6  # in float64, relative to the sum of absolute values
+
+
+def askable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose gradients can be asked for: none, where a hook of the script would see it, or where a
+    strategy has divided them."""
+    found = [p for p in module.parameters() if p.requires_grad]
+    if any(type(p) is not nn.Parameter or p._backward_hooks or p.layout is not torch.strided for p in found):
+        return []
+    return found
+
+
+def slopes(
+    parameters: Sequence[nn.Parameter], roles: Sequence[Role], split: Split | None, output: Any
+) -> torch.Tensor | None:
+    """Two sums over each parameter's gradient, and the sums of absolute values. The output's own gradient is noise, the
+    same for a row wherever it is computed. None if there is nothing to ask."""
+    outputs, given = [], []
+    for number, (leaf, role) in enumerate(zip(tree.leaves(output), roles, strict=True)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            if role.kind != "rows":
+                return None  # a mean or a sum holds for the batch that it was proven on, and these are a few rows
+            outputs.append(leaf)
+            given.append(_noise(leaf, role, split, number))
+    if not outputs:
+        return None
+    found = torch.autograd.grad(outputs, parameters, given, allow_unused=True)
+    none = torch.zeros(4, dtype=torch.float64, device="cpu")
+    return torch.stack([none if g is None else _sums(g, p.detach()) for g, p in zip(found, parameters, strict=True)])
+
+
+def _noise(leaf: torch.Tensor, role: Role, split: Split | None, seed: int) -> torch.Tensor:
+    shape = list(leaf.shape)
+    if split is not None:
+        split = split.rows_of(role.uneven)
+        shape[role.dim] = shape[role.dim] // max(split.mine, 1) * split.batch
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
+    if split is not None:
+        whole = rows_of(whole, role.dim, split, spread=role.spread) * (split.mine > 0)
+    return whole.to(leaf.device, leaf.dtype)
+
+
+def _sums(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    if grad.layout is not torch.strided:
+        grad = grad.to_dense()
+    if grad.is_complex():
+        grad, parameter = torch.view_as_real(grad), torch.view_as_real(parameter)
+    along = grad * parameter
+    return torch.stack([x.sum(dtype=torch.float64) for x in (grad, along, grad.abs(), along.abs())]).cpu()
+
+
+def add_up(whole: torch.Tensor, slices: torch.Tensor, output: Any) -> bool:
+    """Whether the sums of all slices are those of the whole batch, up to rounding. NaNs tell nothing."""
+    floats = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    coarse = torch.float32 if is_float32(output) else torch.bfloat16
+    tolerance = EXACT if all(leaf.dtype is torch.float64 for leaf in floats) else TOLERANCE[coarse]
+    sizes = whole[:, 2:]
+    differ = (whole - slices)[:, :2].abs() > tolerance * sizes + tolerance**2 * sizes.max(0).values
+    return not bool(differ.any())
