@@ -188,14 +188,13 @@ class Proof:
 
     def _slopes_agree(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
         ask = functools.partial(slopes, askable(module), plan.outputs)
-        # In eval mode: dropout and batch norm are seen to elsewhere, and may draw or wait for peers in backward.
+        # In eval mode: dropout and batch norm are seen to elsewhere.
         self._all_eval, self._graph = True, True
         whole = self._observe(plain, module, given, ask=functools.partial(ask, None))
         split = split_of(tree.leaves(given), plan.batch_leaf, plan.cuts, self.group)
-        piece = self._observe_all(
-            *(plain, module, cut_leaves(given, tree.leaves(given), plan.cuts, split), split, whole.draws),
-            ask=functools.partial(ask, split),
-        )
+        cut = cut_leaves(given, tree.leaves(given), plan.cuts, split)
+        with self._split_for_norms(split):
+            piece = self._observe_all(plain, module, cut, split, whole.draws, functools.partial(ask, split))
         found = self.group.gather_objects((whole.slopes, piece.slopes), "the proof")
         if any(sums is None for both in found for sums in both):
             return True
