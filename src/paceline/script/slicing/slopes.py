@@ -69,11 +69,20 @@ def _sums(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.sum(dtype=torch.float64) for x in (grad, along, grad.abs(), along.abs())]).cpu()
 
 
-def add_up(whole: torch.Tensor, slices: torch.Tensor, output: Any) -> bool:
-    """Whether the sums of all slices are those of the whole batch, up to rounding. NaNs tell nothing."""
+def add_up(found: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]], output: Any) -> bool:
+    """Whether the sums of all workers' slices are those of the whole batch, which each worker has computed, too. True
+    if that cannot be told."""
+    wholes, slices = ([sums for sums in column if sums is not None] for column in zip(*found, strict=True))
+    if len(wholes) + len(slices) < 2 * len(found) or not all(_are_close(wholes[0], other, output) for other in wholes):
+        return True  # it raised somewhere; or the workers' weights differ, which is told elsewhere
+    return _are_close(wholes[0], torch.stack(slices).sum(0), output)
+
+
+def _are_close(sums: torch.Tensor, others: torch.Tensor, output: Any) -> bool:
+    """Equal up to rounding. NaNs tell nothing."""
     floats = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     coarse = torch.float32 if is_float32(output) else torch.bfloat16
     tolerance = EXACT if all(leaf.dtype is torch.float64 for leaf in floats) else TOLERANCE[coarse]
-    sizes = whole[:, 2:]
-    differ = (whole - slices)[:, :2].abs() > tolerance * sizes + tolerance**2 * sizes.max(0).values
+    sizes = sums[:, 2:]
+    differ = (sums - others)[:, :2].abs() > tolerance * sizes + tolerance**2 * sizes.max(0).values
     return not bool(differ.any())
