@@ -318,6 +318,47 @@ def refused(group: Group, name: str) -> tuple[str, dict[str, Any], list[str]]:
         return str(stage.views.refusal), found, stage.notices
 
 
+class Limited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.clamp(-0.5, 0.5)
+
+
+class Normalised(Limited):
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad / grad.norm()
+
+
+# Outputs are rows; whether gradients on slices add up.
+GRADIENTS = {
+    "limited one by one": (head(lambda y: Limited.apply(y), batch=7), True),
+    "over the norm of all": (head(lambda y: Normalised.apply(y), batch=7), False),
+    "by the number of rows": (head(lambda y: y + (y - y.detach()) / len(y), batch=7), False),
+}
+
+
+def judged_by_gradients(group: Group, name: str) -> tuple[bool, dict[str, Any]]:
+    with staged(group) as stage:
+        found = called(GRADIENTS[name][0])
+        return stage.views.refusal is None, found
+
+
+@pytest.mark.crossed("world")
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_module_whose_gradients_do_not_add_up_is_not_sliced(pool: Any, name: str, world: int) -> None:
+    case, adds_up = GRADIENTS[name]
+    expected = called(case)
+    for is_sliced, found in pool(world).run(judged_by_gradients, name):
+        assert is_sliced == adds_up
+        same(found, expected)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_call_that_cannot_be_computed_in_slices_runs_whole_on_every_worker(pool: Any, name: str) -> None:
     expected = called(REFUSED[name])

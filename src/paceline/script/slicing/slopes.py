@@ -34,19 +34,21 @@ def slopes(
     parameters: Sequence[nn.Parameter], roles: Sequence[Role], split: Split | None, output: Any
 ) -> torch.Tensor | None:
     """Two sums over each parameter's gradient, and the sums of absolute values. The output's own gradient is noise, the
-    same for a row wherever it is computed. None if there is nothing to ask."""
-    outputs, given = [], []
+    same for a row wherever it is computed, and N times too large on a slice, as in a real call (see `crossings`). None
+    if there is nothing to ask."""
+    outputs, given, world = [], [], 1 if split is None else split.group.world
     for number, (leaf, role) in enumerate(zip(tree.leaves(output), roles, strict=True)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             if role.kind != "rows":
                 return None  # a mean or a sum holds for the batch that it was proven on, and these are a few rows
             outputs.append(leaf)
-            given.append(_noise(leaf, role, split, number))
+            given.append(_noise(leaf, role, split, number) * world)
     if not outputs:
         return None
     found = torch.autograd.grad(outputs, parameters, given, allow_unused=True)
     none = torch.zeros(4, dtype=torch.float64, device="cpu")
-    return torch.stack([none if g is None else _sums(g, p.detach()) for g, p in zip(found, parameters, strict=True)])
+    sums = [none if g is None else _sums(g, p.detach()) for g, p in zip(found, parameters, strict=True)]
+    return torch.stack(sums) / world
 
 
 def _noise(leaf: torch.Tensor, role: Role, split: Split | None, seed: int) -> torch.Tensor:
