@@ -67,6 +67,7 @@ OF_OTHERS = (
     *("_unsharded_param", "_module_info", "_param_fqn"),  # of a parameter of FSDP2
     *("_lazy_init", "_register_pre_backward_hook"),  # of FSDP2's state of a module
     "_warned_capturable_if_run_uncaptured",  # of an optimizer
+    "_pad_packed_sequence",  # of `bindings`
 )
 
 nn_bindings: Any = torch._C._nn  # linear, activations and attention, as torch.nn.functional calls them

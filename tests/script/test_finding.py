@@ -22,6 +22,7 @@ from paceline.script.draws.table import TABLE
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import SEAMS, Stage, call_site
 from paceline.settings import RunSettings
+from paceline.torch_private import bindings
 
 PATCHED: list[tuple[Any, str]] = [
     (nn.Module, "__call__"),
@@ -42,6 +43,7 @@ PATCHED: list[tuple[Any, str]] = [
     (DataLoader, "__len__"),
     (DataLoader, "check_worker_number_rationality"),
     *((F, name) for name in ("cross_entropy", "nll_loss", "batch_norm")),
+    (bindings, "_pad_packed_sequence"),
     *((owner, name) for owner, name, _ in TABLE),
 ]
 

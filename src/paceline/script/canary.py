@@ -20,6 +20,7 @@ import torch.distributed as dist
 import torch.distributions as D
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader
 
 from paceline import torch_private as private
@@ -113,6 +114,7 @@ def ways() -> list[tuple[str, Any, str, Callable[[], Any]]]:
             *("nn.MultiheadAttention", F, "scaled_dot_product_attention"),
             lambda: attention(sequence, sequence, sequence, need_weights=False),
         ),
+        ("pad_packed_sequence", vf, "_pad_packed_sequence", lambda: pad_packed_sequence(pack_sequence([x, x[:1]]))),
         ("nn.RReLU", torch, "rrelu", lambda: nn.RReLU()(x)),
         ("nn.RReLU(inplace=True)", torch, "rrelu_", lambda: nn.RReLU(inplace=True)(x * 1)),
         ("F.gumbel_softmax", torch.Tensor, "exponential_", lambda: F.gumbel_softmax(x)),

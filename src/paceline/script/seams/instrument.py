@@ -11,6 +11,7 @@ before_backward, after_backward           patch of torch.autograd.backward, whic
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
 (batch norm in a sliced call)             patch of F.batch_norm: see `batch_norm`
+(sequences in a sliced call)              patch of what pad_packed_sequence calls: see `packed_sequences`
 (random numbers in a sliced call)         patches of torch's random functions: see `draws.table`
 (gradients seen inside a sliced call)     patches of hooks, retain_grad and Function.apply: see `gradient_rescaling`
 """
@@ -35,7 +36,7 @@ from paceline.script import loading
 from paceline.script.draws import table
 from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import make_plain
-from paceline.script.seams import direct_forward
+from paceline.script.seams import direct_forward, packed_sequences
 from paceline.script.seams.recomputing import checkpoints
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
@@ -77,6 +78,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         *_slice_view_readings(stage),
         stage.views.averages.find(),
         batch_norm.find(stage),
+        packed_sequences.find(stage),
         table.find(stage.views.draws),
         gradient_rescaling.find(stage),
         direct_forward.find(stage, partial(_is_seam, stage)),
