@@ -44,11 +44,9 @@ from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan
 from paceline.script.slicing.reasons import describe, name_of, other_gradients, reason, refusal, unbatched
 from paceline.script.slicing.side_effects import Place, is_in_module
-from paceline.script.slicing.slopes import add_up, askable, slopes
-from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
+from paceline.script.slicing.slopes import Gradients
+from paceline.script.slicing.ways import FEW, Way, batch_of, some_rows, split_of, ways_to_cut
 from paceline.torch_private import BatchNorm, is_compiled, uncompiled
-
-FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
 
 
 class Proof:
@@ -67,6 +65,7 @@ class Proof:
         self.group, self.batch_dim, self._split_for_norms = group, batch_dim, split_for_norms
         self._all_eval, self._graph, self._shift = False, False, False  # mode of the dry runs
         self._averages, self._draws, self._norms_see_batch = averages, draws, norms_see_batch
+        self._gradients = Gradients(group, self._with_slopes)
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch."""
@@ -82,7 +81,7 @@ class Proof:
                 plan, why = self._on_all_rows(plain, module, given, leaves, ways)
         except NotSplitError as error:
             return error
-        if plan is not None and torch.is_grad_enabled() and not self._gradients_add_up(plain, module, given, plan):
+        if plan is not None and torch.is_grad_enabled() and not self._gradients.add_up(plain, module, given, plan):
             return other_gradients(module)
         return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
 
@@ -173,30 +172,21 @@ class Proof:
         )
         return plan, ""
 
-    def _gradients_add_up(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
-        """Whether gradients on slices add up to those on the whole batch; on a few rows, which need little memory. Also
-        True if that cannot be tried."""
-        subject, leaves, few = uncompiled(module), tree.leaves(given), FEW * self.group.world + 1
-        if not all(self._agree(bool(askable(subject)))):
-            return True
-        if plan.batch(leaves) > few:
-            given = some_rows(given, leaves, plan.cuts, few)
-        if self._slopes_agree(plain, subject, given, plan):
-            return True
-        copied = in_double(subject, given)  # rounding?
-        return not all(self._agree(copied is not None)) or copied is None or self._slopes_agree(plain, *copied, plan)
-
-    def _slopes_agree(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
-        ask = functools.partial(slopes, askable(module), plan.outputs)
-        # In eval mode: dropout and batch norm are seen to elsewhere.
+    def _with_slopes(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        ask: Callable[[Any], Any],
+        split: Split | None = None,
+        expected: tuple[Drawn, ...] = (),
+    ) -> SeenCall:
+        """A dry run with a graph, in eval mode: dropout and batch norm are seen to elsewhere."""
         self._all_eval, self._graph = True, True
-        whole = self._observe(plain, module, given, ask=functools.partial(ask, None))
-        split = split_of(tree.leaves(given), plan.batch_leaf, plan.cuts, self.group)
-        cut = cut_leaves(given, tree.leaves(given), plan.cuts, split)
+        if split is None:
+            return self._observe(plain, module, given, ask=ask)
         with self._split_for_norms(split):
-            piece = self._observe_all(plain, module, cut, split, whole.draws, functools.partial(ask, split))
-        found = self.group.gather_objects((whole.slopes, piece.slopes), "the proof")
-        return add_up(found, whole.output)
+            return self._observe_all(plain, module, given, split, expected, ask)
 
     def _observe(
         self,

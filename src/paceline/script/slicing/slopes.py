@@ -7,30 +7,75 @@ gradient; those of all slices add up to those of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.comm.group import Group
 from paceline.script import tree
+from paceline.script.slicing.arguments import cut_leaves
 from paceline.script.slicing.comparing import TOLERANCE, is_float32, rows_of
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.plan import Role
+from paceline.script.slicing.dry_run import SeenCall, in_double
+from paceline.script.slicing.plan import Role, SlicePlan
+from paceline.script.slicing.ways import FEW, some_rows, split_of
+from paceline.torch_private import uncompiled
 
 EXACT = 1e-6  # in float64, relative to the sum of absolute values
 
 
-def askable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters whose gradients can be asked for: none, where a hook of the script would see it, or where a
-    strategy has divided them."""
+class Gradients:
+    """Compares them. Every worker calls it at the same call, and all workers get the same answer."""
+
+    def __init__(self, group: Group, dry_run: Callable[..., SeenCall]) -> None:
+        self._group, self._dry_run = group, dry_run
+        self._known: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+    def add_up(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+        """Whether gradients on slices add up to those on the whole batch; tried once for a plan, and on a few rows,
+        which need little memory. Also True if that cannot be tried."""
+        subject, leaves, few = uncompiled(module), tree.leaves(given), FEW * self._group.world + 1
+        known, kind = self._known.setdefault(subject, {}), (plan.batch_leaf, str(plan.cuts), plan.outputs)
+        if kind not in known:
+            if plan.batch(leaves) > few:
+                given = some_rows(given, leaves, plan.cuts, few)
+            known[kind] = not self._all(bool(_askable(subject))) or self._try(plain, subject, given, plan)
+        return known[kind]
+
+    def _try(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+        if self._agree(plain, module, given, plan):
+            return True
+        copied = in_double(module, given)  # rounding?
+        return not self._all(copied is not None) or copied is None or self._agree(plain, *copied, plan)
+
+    def _agree(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+        ask, leaves = partial(_slopes, _askable(module), plan.outputs), tree.leaves(given)
+        whole = self._dry_run(plain, module, given, partial(ask, None))
+        split = split_of(leaves, plan.batch_leaf, plan.cuts, self._group)
+        cut = cut_leaves(given, leaves, plan.cuts, split)
+        piece = self._dry_run(plain, module, cut, partial(ask, split), split, whole.draws)
+        return _add_up(self._group.gather_objects((whole.slopes, piece.slopes), "the proof"), whole.output)
+
+    def _all(self, value: bool) -> bool:
+        return all(self._group.gather_objects(value, "the proof"))
+
+
+def _askable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose gradients are asked for: none, where a hook of the script would see it, where a strategy has
+    divided them, and in a module that is torch's own with all its parts: its gradients add up."""
+    if all(type(m).__module__.startswith("torch.nn.modules.") and not m._forward_hooks for m in module.modules()):
+        return []
     found = [p for p in module.parameters() if p.requires_grad]
     if any(type(p) is not nn.Parameter or p._backward_hooks or p.layout is not torch.strided for p in found):
         return []
     return found
 
 
-def slopes(
+def _slopes(
     parameters: Sequence[nn.Parameter], roles: Sequence[Role], split: Split | None, output: Any
 ) -> torch.Tensor | None:
     """Two sums over each parameter's gradient, and the sums of absolute values. The output's own gradient is noise, the
@@ -71,7 +116,7 @@ def _sums(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.stack([x.sum(dtype=torch.float64) for x in (grad, along, grad.abs(), along.abs())]).cpu()
 
 
-def add_up(found: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]], output: Any) -> bool:
+def _add_up(found: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]], output: Any) -> bool:
     """Whether the sums of all workers' slices are those of the whole batch, which each worker has computed, too. True
     if that cannot be told."""
     wholes, slices = ([sums for sums in column if sums is not None] for column in zip(*found, strict=True))

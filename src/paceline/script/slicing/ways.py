@@ -12,6 +12,7 @@ from paceline.script import tree
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.graphs import GraphCuts
 
+FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
 
 
