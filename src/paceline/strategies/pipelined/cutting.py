@@ -268,7 +268,7 @@ def _choose(
             chosen.append(candidate)
             break
         else:
-            raise CannotCut(why or f"it has only {len(chosen) + 1} layers that could begin a stage")
+            raise CannotCut(why or f"it has only {len(chosen) + 1} layer{'s' * bool(chosen)} that could begin a stage")
     return [candidate.path for candidate in chosen]
 
 
