@@ -97,14 +97,18 @@ def _slopes(
 
 
 def _noise(leaf: torch.Tensor, role: Role, split: Split | None, seed: int) -> torch.Tensor:
-    shape = list(leaf.shape)
+    """A number for each row, and one for each place in the last dimension: little to draw for many classes."""
+    size, last = leaf.shape[role.dim], leaf.shape[-1]
     if split is not None:
         split = split.rows_of(role.uneven)
-        shape[role.dim] = shape[role.dim] // max(split.mine, 1) * split.batch
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
+        size = size // max(split.mine, 1) * split.batch
+    numbers = torch.randn(size + last, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
+    rows, columns = numbers.split((size, last))
     if split is not None:
-        whole = rows_of(whole, role.dim, split, spread=role.spread) * (split.mine > 0)
-    return whole.to(leaf.device, leaf.dtype)
+        rows = rows_of(rows, 0, split, spread=role.spread)
+    rows = rows.to(leaf.device, leaf.dtype).view([-1 if dim == role.dim else 1 for dim in range(leaf.dim())])
+    found = rows + columns.to(leaf.device, leaf.dtype) if role.dim % leaf.dim() != leaf.dim() - 1 else rows
+    return found.expand(leaf.shape) * (split is None or split.mine > 0)
 
 
 def _sums(grad: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
