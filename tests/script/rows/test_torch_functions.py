@@ -20,7 +20,7 @@ from paceline.comm.group import Group
 
 # Memory that nobody wrote; samples whose order is that of a set; a sparse gradient that leaves a gathered output.
 LEFT_OUT = ("empty", "meshgrid", "embedding")
-SAMPLES = 8  # of each function
+SAMPLES = 5  # of each function
 KINDS = (torch.float64, torch.int64, torch.bool)
 
 
@@ -112,8 +112,9 @@ def _are_close(one: Any, other: Any) -> bool:
 
 # Importing torch's samples alone takes ten seconds: the small sibling is tests/scripts/sharded_outputs.py.
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_function_gives_what_it_gives_in_one_process(pool: Pools, workers: int) -> None:
     tried, found = pool(workers).run(differing, time_out=900)[0]
-    assert tried > 3000
+    assert tried > 2000
     assert found == []
