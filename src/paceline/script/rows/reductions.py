@@ -33,7 +33,7 @@ def along(name: str, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not isinstance(me, Rows) or kwargs.get("out") is not None:
         return NotImplemented
     position, default = ALONG[name]
-    dim = args[position] if len(args) > position else kwargs.get("dim", kwargs.get("axis", default))
+    dim = args[position] if len(args) > position else kwargs.get("dim", default)
     if isinstance(dim, torch.Tensor):  # torch.max(a, b)
         return several(f, args, kwargs)
     if dim is None or dim is EVERY or dim == () or isinstance(dim, bool):

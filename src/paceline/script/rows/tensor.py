@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 KNOWN: dict[Any, Handler] = {}  # filled by `catalogue`; a handler may return NotImplemented
 Step = Callable[[torch.Tensor], torch.Tensor]
+# numpy's names of arguments, which torch's functions in C++ take as well, and the names by which torch calls the first
+# tensor.
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x2": "other"}
+FIRST_NAMES = ("input", "x", "a", "x1")
 
 
 class Family:
@@ -66,7 +71,7 @@ class Rows(torch.Tensor):
         kwargs = kwargs or {}
         handler = KNOWN.get(f) or KNOWN.get(getattr(f, "__wrapped__", None))
         if handler is not None:
-            made = handler(f, args, kwargs)
+            made = handler(f, *_torch_names(f, args, kwargs)) if kwargs else handler(f, args, kwargs)
             if made is not NotImplemented:
                 return made
         make_plain((args, kwargs))
@@ -124,6 +129,23 @@ class Rows(torch.Tensor):
 
     def __len__(self) -> int:
         return self._shape[0]
+
+
+def _torch_names(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as handlers expect them: with torch's names, and the first tensor by its position."""
+    numpy_too = not isinstance(f, FunctionType)  # torch's functions in Python know their own names only
+    if numpy_too:
+        kwargs = {_torch_name(name, kwargs): value for name, value in kwargs.items()}
+    if not args and f is not torch.where:  # whose first argument is the condition
+        first = next((name for name in FIRST_NAMES[: None if numpy_too else 1] if name in kwargs), None)
+        if first is not None:
+            return (kwargs[first],), {name: value for name, value in kwargs.items() if name != first}
+    return args, kwargs
+
+
+def _torch_name(name: str, given: dict[str, Any]) -> str:
+    known = NUMPY_NAMES.get(name, name)
+    return name if known in given else known  # given both ways: torch raises
 
 
 def make_plain(value: Any) -> Any:
