@@ -105,7 +105,8 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over workers of `weight · value`; a worker with weight 0.0 adds nothing, even if its value is NaN."""
+    """The sum over workers of `weight · value`; a worker with weight 0.0 adds nothing, even if its value is NaN.
+    Integers need the weight 1.0 or 0.0."""
     return _shown_as(_Blend, value).apply(value, weight, group)
 
 
@@ -170,12 +171,12 @@ class _Blend(Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
         ctx.factor, ctx.group = weight * group.world, group
-        exact = value.dtype if value.dtype.is_floating_point or value.is_complex() else torch.float64
-        total = torch.zeros_like(value, dtype=exact) if _is_zero(weight) else value.to(exact) * weight
-        group.all_reduce(total, "a model's returned value")
-        if exact is not value.dtype:
-            total = total.round().to(value.dtype)
+        if not value.dtype.is_floating_point and not value.is_complex():
+            total = _sum_of_integers(value, weight, group)
             ctx.mark_non_differentiable(total)
+            return total
+        total = torch.zeros_like(value) if _is_zero(weight) else value * weight
+        group.all_reduce(total, "a model's returned value")
         return total
 
     @staticmethod
@@ -270,6 +271,16 @@ def named(crossing: Any, name: str) -> Any:
     named = type(crossing)(name, (crossing,), {})
     named._backward_cls.__name__ = name
     return named
+
+
+def _sum_of_integers(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum of all workers' integers or flags. Summed as int64: a float64 is not exact above 2^53. An overflow wraps
+    around as in one process."""
+    if isinstance(weight, torch.Tensor) or weight not in (0.0, 1.0):
+        raise ValueError(f"A blend of {value.dtype} has the weight {weight}: integers can be added up only.")
+    total = torch.zeros_like(value, dtype=torch.int64) if weight == 0.0 else value.to(torch.int64, copy=True)
+    group.all_reduce(total, "a model's returned value")
+    return total.to(value.dtype)
 
 
 def _is_zero(weight: float | torch.Tensor) -> bool:
