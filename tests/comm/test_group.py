@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -320,6 +322,57 @@ def test_workers_in_different_collectives_do_not_go_on(sizes: tuple[int, int]) -
     """Gloo ends the process that gets more than it expects; the launcher says what that means."""
     with alone(2) as pool, pytest.raises((PartedError, RuntimeError), match=r"different collectives|died"):
         pool.run(part, sizes)
+
+
+def over(group: Group, backend: str) -> Group:
+    if backend == "memory":
+        return group
+    run = replace(group._settings.run, backend=backend)
+    return Group(replace(group._settings, run=run), store=group.store("another backend"))
+
+
+def out_of_step(group: Group, backend: str) -> str:
+    """The last worker leaves out an exchange; what the workers would exchange differs in kind."""
+    group = over(group, backend)
+    group.gather_objects([1, 2], "the first vote")
+    try:
+        if group.rank < group.world - 1:
+            group.gather_objects([group.rank], "the roles of outputs")
+        group.gather_objects(True, "the end of the vote")
+    except PartedError as error:
+        return str(error)
+    return "went on"
+
+
+@pytest.mark.parametrize("backend", ["memory", "gloo"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_exchanges_of_objects_out_of_step_name_the_labels_of_all_workers(backend: str, world: int) -> None:
+    with alone(world) as pool:
+        found = pool.run(out_of_step, backend)
+    for text in found:
+        assert "different collectives" in text
+        for rank in range(world):
+            label = "the end of the vote" if rank == world - 1 else "the roles of outputs"
+            assert re.search(rf"worker {rank}: {label}[^;]* at [^;]*test_group\.py:\d+", text), text
+
+
+def objects_and_numbers(group: Group) -> str:
+    """Over Gloo, which compares nothing: the vector has as many bytes as the head of an exchange of objects."""
+    group = over(group, "gloo")
+    try:
+        if group.rank:
+            group.gather_vectors(torch.tensor([3, 1 << 60]), "two numbers")
+        else:
+            group.gather_objects(["a"], "some objects")
+    except PartedError as error:
+        return str(error)
+    return "went on"
+
+
+def test_an_exchange_of_objects_does_not_take_numbers_for_sizes() -> None:
+    with alone(2) as pool:
+        first, _ = pool.run(objects_and_numbers)
+    assert re.search(r"worker 0: some objects at .*test_group\.py:\d+; worker 1: another collective", first)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 1), (2, 3)], ids=str)

@@ -216,13 +216,9 @@ class Group:
 
     @again
     def gather_objects(self, value: Any, what: str) -> list[Any]:
-        """A plain value (see `plain`) of each worker, in rank order."""
-        if self.world == 1:
-            return [value]
-        raw = torch.frombuffer(bytearray(plain.encode(value)), dtype=torch.uint8)
-        sizes = self.gather_vectors(torch.tensor([raw.numel()], device="cpu"), what).flatten().tolist()
-        whole = self.gather_rows(raw, 0, sizes, what)
-        return [plain.decode(part.numpy().tobytes()) for part in whole.split(sizes)]
+        """A plain value of each worker, in rank order. `what` labels the exchange: workers at exchanges with different
+        labels raise `PartedError`. See `plain`."""
+        return [value] if self.world == 1 else plain.gather(self, value, what)
 
     def along(self, name: str, members: Sequence[int]) -> Group:
         """The group of these workers, this worker among them, with their order as ranks. Workers of other groups of the
@@ -396,5 +392,5 @@ class Group:
             return PeerLostError(f"Worker {self.rank} lost a peer while waiting for {what}: {text.splitlines()[0]}")
         return PartedError(
             f"The workers entered different collectives; worker {self.rank} was at: {what} ({text.splitlines()[0]}).",
-            advice="Look for a branch of the script that depends on time, on unseeded randomness or on the process.",
+            advice=plain.BRANCH,
         )

@@ -1,15 +1,26 @@
-"""Encodes the plain values that workers exchange as bytes. Decoding never runs code, even for hostile input.
+"""Exchanges plain values between workers, encoded as bytes. Decoding never runs code, even for hostile input.
 
 Plain values are None, bool, numbers, str, bytes, tensors, and lists and dicts of these. Tuples and sets decode as
 lists.
+
+An exchange of values has two messages: the sizes, and the encoded values. Shared memory compares the labels of all
+collectives. Gloo compares none: the sizes come with a number that marks them as such, and the label travels with the
+value, so that workers that are out of step do not take each other's values for those of their own exchange.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
+
+from paceline.comm.call_site import script_line
+from paceline.errors import PartedError
+
+MARK = 0x6F626A6563747321  # comes with the sizes of an exchange; no other collective begins with this number
+BRANCH = "Look for a branch of the script that depends on time, on unseeded randomness or on the process."
 
 _TENSOR, _INTEGER = 1, 2  # codes of our msgpack extensions
 _INTEGER_LIMIT = 1 << 63  # integers outside ± this limit are sent as an extension
@@ -23,6 +34,29 @@ def encode(value: Any) -> bytes:
 def decode(raw: bytes | memoryview) -> Any:
     """The value that `encode` was given. Raises msgspec.DecodeError if the bytes are not valid."""
     return _decoder.decode(raw)
+
+
+def gather(group: Any, value: Any, what: str) -> list[Any]:
+    """The value of each worker of a `Group`, in rank order. Every worker calls it; waits for all. If a peer is at an
+    exchange with another label, every worker raises PartedError, which names the labels and the script's lines."""
+    line = script_line()
+    raw = torch.frombuffer(bytearray(encode([what, line, value])), dtype=torch.uint8)
+    heads = group.gather_vectors(torch.tensor([MARK, raw.numel()], device="cpu"), what).tolist()
+    if any(mark != MARK for mark, _ in heads):  # that worker's "size" is a number of another collective
+        calls = ["an exchange of objects" if mark == MARK else "another collective" for mark, _ in heads]
+        calls[group.rank] = f"{what} at {line}"
+        raise group.ending.carry(_parted(calls))
+    sizes = [size for _, size in heads]
+    told = [decode(part.numpy().tobytes()) for part in group.gather_rows(raw, 0, sizes, what).split(sizes)]
+    if any(label != what for label, _, _ in told):
+        raise group.ending.carry(_parted([f"{label} at {line}" for label, line, _ in told]))
+    return [sent for _, _, sent in told]
+
+
+def _parted(calls: Sequence[str]) -> PartedError:
+    """`calls[r]` describes the collective of worker r."""
+    said = "; ".join(f"worker {rank}: {call}" for rank, call in enumerate(calls))
+    return PartedError(f"The workers entered different collectives: {said}", advice=BRANCH)
 
 
 def _wrap_large_integers(value: Any) -> Any:
