@@ -30,7 +30,8 @@ class Clock:
             came = [group._store.get(f"played{self.meetings}.{rank}") for rank in range(group.world)]
             self.now = max(map(float, came))
 
-clock = stopwatch.time = Clock()
-spend = clock.spend
-Group.waiting = lambda group, what, **how: clock.waiting(group, what, **how)
+# No variable of the script: a model that changes one depending on its rows is not computed in slices.
+stopwatch.time = Clock()
+spend = stopwatch.time.spend
+Group.waiting = lambda group, what, **how: stopwatch.time.waiting(group, what, **how)
 """

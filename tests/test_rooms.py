@@ -201,10 +201,6 @@ def test_tensors_of_our_own_are_on_the_host_whatever_the_scripts_default_device_
     assert not wrong
 
 
-def test_a_file_holds_one_idea() -> None:
-    assert not [path.name for path in FILES if len(path.read_text().splitlines()) > 400]
-
-
 def test_only_settings_reads_the_environment() -> None:
     readers = [
         path.name

@@ -6,6 +6,7 @@ changed, before a script runs. `torch._foreach_…` and a tensor's `_version`, w
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from types import CodeType
@@ -23,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
 from torch.overrides import _get_current_function_mode as current_function_mode
 from torch.utils._device import _device_constructors as list_device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as pytree_leaves
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
@@ -69,6 +70,16 @@ OF_OTHERS = (
     "_warned_capturable_if_run_uncaptured",  # of an optimizer
     "_pad_packed_sequence",  # of `bindings`
 )
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every operation. torch would keep its compiler out of the mode's own code, for which it imports the
+    compiler: that takes seconds, and most scripts compile nothing."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
 
 nn_bindings: Any = torch._C._nn  # linear, activations and attention, as torch.nn.functional calls them
 bindings = torch._VF  # dropouts and recurrent layers, as torch.nn.functional calls them
@@ -130,6 +141,14 @@ def is_checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
+def own_saved_tensors() -> Any:
+    """Inside it, hooks that the script has set on saved tensors (a checkpoint around the call) see none."""
+    asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)
+    if asked(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
 def writes_to(operator: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that an operator of torch changes; of a list each item."""
     found: list[Any] = []
@@ -138,6 +157,16 @@ def writes_to(operator: Any, args: Any, kwargs: Any) -> list[Any]:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             found += value if isinstance(value, (list, tuple)) else [] if value is None else [value]
     return found
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """The arguments of an operator of torch, as its schema has them."""
+    return list(operator._schema.arguments)
+
+
+def changes_arguments(operator: Any) -> bool:
+    """Whether an operator of torch changes an argument in place."""
+    return bool(operator._schema.is_mutable)
 
 
 def is_view(operator: Any) -> bool:
@@ -270,6 +299,19 @@ def reset_fsdp_unit(module: Any) -> None:
 def is_gathered_for_call(parameter: Any) -> bool:
     """Whether FSDP2 holds the parameter: a call sees a gathered copy of it."""
     return is_dtensor(parameter) or getattr(parameter, "_paceline_gathered", False)
+
+
+unoptimized_execution: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
+
+
+def plain_class(module: nn.Module) -> type:
+    """The module's class; that which it had before FSDP2, or a mod, gave it one of its own."""
+    home = sys.modules.get("torch.distributed.fsdp")
+    kind = type(module)
+    if kind.__module__.startswith("paceline.") and isinstance(module, BatchNorm):
+        return next(cls for cls in kind.__mro__ if cls.__module__.startswith("torch.") and cls is not BatchNorm)
+    is_sharded = home is not None and isinstance(module, home.FSDPModule) and kind.__name__.startswith("FSDP")
+    return kind.__mro__[2] if is_sharded else kind
 
 
 def is_dtensor(tensor: Any) -> bool:

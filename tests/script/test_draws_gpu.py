@@ -22,13 +22,13 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 def in_slices(draws: Draws, draw: Any, x: torch.Tensor, world: int = 3) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """All workers' rows, and what each stream gives next."""
     torch.manual_seed(5)
-    with draws.rehearsal(None, ()) as at:
+    with draws.rehearsal() as at:
         draw(x)
     pieces, then = [], []
     for rank in range(world):
         split = Split.of(SimpleNamespace(rank=rank, world=world), len(x))  # type: ignore[arg-type]
         torch.manual_seed(5)
-        with draws.rehearsal(split, at.drawn or ()):
+        with draws.rehearsal(split, at.drawn or (), draws_rows=True):
             pieces.append(draw(x.narrow(0, split.start, split.mine).clone()))
         then.append(torch.rand(3, device="cuda"))
     return torch.cat(pieces), then

@@ -42,7 +42,7 @@ PATCHED: list[tuple[Any, str]] = [
     (DataLoader, "__iter__"),
     (DataLoader, "__len__"),
     (DataLoader, "check_worker_number_rationality"),
-    *((F, name) for name in ("cross_entropy", "nll_loss", "batch_norm")),
+    *((F, name) for name in ("cross_entropy", "nll_loss", "batch_norm", "one_hot")),
     (bindings, "_pad_packed_sequence"),
     *((owner, name) for owner, name, _ in TABLE),
 ]

@@ -463,7 +463,7 @@ def unsplit(group: Group) -> str:
 
 
 def test_a_stream_that_ends_elsewhere_is_a_refusal(pool: Any) -> None:
-    assert "draws other random numbers on a slice" in pool(2).run(unsplit)[0]
+    assert "draws random numbers for its rows in a way that cannot be split" in pool(2).run(unsplit)[0]
 
 
 # -- nothing of the script's is changed --------------------------------------------------------------------------------
@@ -550,11 +550,12 @@ def times_called(group: Group) -> list[int]:
         return [*seen, len(counts)]
 
 
-def test_it_is_made_twice_for_each_kind_of_call(pool: Any) -> None:
+def test_it_is_made_once_for_each_kind_of_call(pool: Any) -> None:
     for first, second, third, fourth, evaluated in pool(2).run(times_called):
         assert first > 1
-        assert second - first > 1, "the first batch may have been made up"
-        assert [third - second, fourth - third] == [1, 1]
+        assert second - first == 1
+        assert third - second == 3, "on a new number of rows, the operations on all rows are compared"
+        assert fourth - third > 1, "slices of one row"
         assert evaluated - fourth > 1, "evaluation is another kind of call"
 
 

@@ -1,6 +1,6 @@
 """Under autocast the rounding of bfloat16 is larger than what the samples add to each other."""
 
-# test: tolerance=5e-3  sums of bfloat16 in another order
+# test: tolerance=2e-2  sums of bfloat16 in another order
 import torch
 import torch.nn.functional as F
 from torch import nn

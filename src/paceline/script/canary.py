@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from paceline import torch_private as private
 from paceline.script.draws import table
-from paceline.script.draws.rows import DrawRule, Draws
+from paceline.script.draws.rows import Draws
 from paceline.script.patches import patch
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import Rows, make_plain
@@ -114,6 +114,7 @@ def ways() -> list[tuple[str, Any, str, Callable[[], Any]]]:
             *("nn.MultiheadAttention", F, "scaled_dot_product_attention"),
             lambda: attention(sequence, sequence, sequence, need_weights=False),
         ),
+        ("F.one_hot", F, "one_hot", lambda: nn.functional.one_hot(torch.arange(3), 3)),
         ("pad_packed_sequence", vf, "_pad_packed_sequence", lambda: pad_packed_sequence(pack_sequence([x, x[:1]]))),
         ("nn.RReLU", torch, "rrelu", lambda: nn.RReLU()(x)),
         ("nn.RReLU(inplace=True)", torch, "rrelu_", lambda: nn.RReLU(inplace=True)(x * 1)),
@@ -162,11 +163,12 @@ def _drawn_otherwise() -> Iterator[str]:
     undo = table.find(draws)
     try:
         for shown, function in (DRAWN | layered).items():
-            rules = [DrawRule(3, 1)] if shown in layered else []  # time first, inside
             with _from_start() as end:
                 whole = function(x)
                 after = end()
-            with _from_start() as end, draws.in_call(split, rules):
+            with _from_start(), draws.rehearsal() as at:
+                function(x)
+            with _from_start() as end, draws.rehearsal(split, at.drawn or (), draws_rows=True):
                 own = function(x[split.start :])
                 moved = end()
             if not _same(own, whole[split.start :]) or not torch.equal(moved, after):

@@ -226,7 +226,7 @@ class Redo:
         """A module was called, with these outputs."""
         if module not in self._strays:
             own = {id(parameter) for parameter in module.parameters()}
-            self._strays[module] = [weakref.ref(leaf) for leaf in _leaves_of(inner) if id(leaf) not in own]
+            self._strays[module] = [weakref.ref(leaf) for leaf in leaves_behind(inner) if id(leaf) not in own]
 
     def refuse(self, what: str) -> None:
         """What needs a graph that does not end at portals."""
@@ -308,7 +308,8 @@ def _nodes(tensors: list[torch.Tensor]) -> Iterator[Any]:
             todo += [behind for behind, _ in node.next_functions]
 
 
-def _leaves_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def leaves_behind(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that get gradients in a backward of these tensors."""
     return [node.variable for node in _nodes(tensors) if hasattr(node, "variable")]
 
 

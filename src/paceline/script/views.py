@@ -18,6 +18,7 @@ from torch import nn
 from paceline.errors import NotSplitError, ScriptError
 from paceline.script import tree
 from paceline.script.draws.rows import Draws
+from paceline.script.proof.proof import Proof
 from paceline.script.redo import Redo
 from paceline.script.rng import OwnStream
 from paceline.script.seams.handed_out import HandedOut
@@ -27,7 +28,6 @@ from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.dry_run import initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
-from paceline.script.slicing.proof import Proof
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 from paceline.torch_private import uncompiled
@@ -55,20 +55,14 @@ class Views:
         self.own_draws = False  # random numbers in a sliced call: of one process, or (mod random=own) of the worker
         self.draws = Draws()
         self.draws.apart = self._stream.inside
-        proof = Proof(
-            self.group,
-            stage.run.batch_dim,
-            self._split_for_norms,
-            self.averages,
-            self.draws,
-            lambda: self.norms_see_batch,
-        )
+        proof = Proof(self.group, stage.run.batch_dim, self.draws)
         self._calls = SlicedCalls(
             self.group,
             stage.together,
             proof,
             self._inside,
             self.averages,
+            self.draws,
             lambda: self.norms_see_batch,
             stage.run.gather_below,
             stage.as_script,
@@ -77,6 +71,7 @@ class Views:
             self._calls.redo = Redo(self.group, stage.inside)
         self._called: nn.Module | None = None  # the module that was called with the worker's slice
         self._warned: set[str] = set()
+        self.own_call: Callable[..., Any] = nn.Module.__call__  # of the module that is being called, without any mod
         # Called before each call that is computed in slices: all workers hold the same arguments.
         self.on_slices: Callable[[nn.Module, Any], None] = lambda module, given: None
 
@@ -135,7 +130,7 @@ class Views:
 
     def switches(self, module: nn.Module) -> Hashable:
         """The values of the model's attributes by which a script may switch its behaviour."""
-        return self._calls.flags(module)
+        return self._calls.guards.switches(module)
 
     def batch_size(self, batch: Any) -> int:
         """The number of samples, over all workers, of a batch that a loader handed out."""
@@ -165,16 +160,16 @@ class Views:
                 advice="Leave --mod view=slice out: the batch view needs no DataLoader.",
             )
         self.on_slices(module, (args, kwargs))
-        return self._calls.call(plain, module, args, kwargs)
+        return self._calls.call(plain, self.own_call, module, args, kwargs)
 
     @contextmanager
-    def _inside(self, plan: SlicePlan, split: Split) -> Iterator[None]:
+    def _inside(self, plan: SlicePlan, split: Split, strict: bool) -> Iterator[None]:
         """Random draws inside a sliced call."""
         if self.own_draws or (plan.compiled and plan.draws):
             with self._stream.inside():
                 yield
         else:
-            with self.draws.in_call(split, plan.draws):
+            with self.draws.in_call(split, plan.draws, strict=strict):
                 yield
         self.drew = self.drew or bool(plan.draws)
         if plan.draws and (self.own_draws or plan.compiled):
@@ -293,15 +288,6 @@ class Views:
         # The roots' order differs between workers, and a root that is part of another has two names.
         names = {name for root in self.stage.roots for name, child in root.named_modules() if child is module and name}
         return min(names, key=lambda name: (len(name), name), default=None)
-
-    @contextmanager
-    def _split_for_norms(self, split: Split) -> Iterator[None]:
-        if self.norms_see_batch:
-            self.split_of_call = split
-        try:
-            yield
-        finally:
-            self.split_of_call = None
 
     def _norms(self) -> bool:
         return self.norms_see_batch

@@ -31,6 +31,7 @@ from paceline.strategies.agreement import Agreement
 from paceline.strategies.base import BaseStrategy
 from paceline.strategies.half_done import HalfDone
 from paceline.strategies.loss_check import LossCheck, is_number
+from paceline.torch_private import BatchNorm
 
 
 class Mirrored(BaseStrategy):
@@ -242,9 +243,11 @@ class Mirrored(BaseStrategy):
         parameter.grad = gather_sparse(grad, parameter, self.group)
 
     def _average_buffers(self) -> None:
-        """Averages running statistics, which cover each worker's slices, before they are used or saved."""
-        for module in self._trained_since_averaging:
-            for buffer in module.buffers():
+        """Averages the running statistics of batch norms, which cover each worker's slices with `bn=local`, before they
+        are used or saved. No other buffer: a mask of the least float would become −∞."""
+        norms = [m for module in self._trained_since_averaging for m in module.modules() if isinstance(m, BatchNorm)]
+        for norm in norms if not self.stage.views.norms_see_batch else ():
+            for buffer in norm.buffers():
                 if buffer.is_floating_point():
                     self.group.all_reduce(buffer, "the model's buffers")
                     buffer.div_(self.group.world)

@@ -239,7 +239,7 @@ class Pipeline(StageParts):
                 return nullcontext()
             if in_slice is not None:
                 split = within(in_slice.sizes, in_slice.group.rank, chunks, split.group.rank)
-            return draws.in_call(split, kind.rules)
+            return draws.in_call(split, kind.rules, strict=False)
 
         done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing))
         if now.module.training and not rehearses:
@@ -265,10 +265,10 @@ class Pipeline(StageParts):
         def drawing(part: Split) -> Any:
             if len(share.sizes) == 1:
                 return nullcontext()
-            return draws.in_call(within(slices, replica, kind.chunks, part.group.rank), kind.rules)
+            return draws.in_call(within(slices, replica, kind.chunks, part.group.rank), kind.rules, strict=False)
 
         def drawing_all(part: Split) -> Any:
-            return draws.in_call(part, kind.rules) if part.group.world > 1 else nullcontext()
+            return draws.in_call(part, kind.rules, strict=False) if part.group.world > 1 else nullcontext()
 
         self._used = max(self._used, len(each[replica]))
         whole = Call(plain, given, now.cuts, share.sizes, dim, drawing_all)

@@ -7,12 +7,14 @@ workers with batch b and unsynchronised batch norm compute the same as one worke
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from paceline.converge.ghost_bn.functional import Running, ghost_norm
 from paceline.errors import UsageError
+from paceline.script.proof.recorder import Recorder, norm
 from paceline.torch_private import BatchNorm
 
 SIZE = 32
@@ -36,7 +38,9 @@ class _Ghost(BatchNorm):
             return super().forward(input)
         if input.numel() == input.shape[1]:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.size()}")
-        return ghost_norm(input, self.weight, self.bias, self._running(), size=self.size, eps=self.eps)
+        running = self._running()
+        with norm() if Recorder.active is not None else nullcontext():
+            return ghost_norm(input, self.weight, self.bias, running, size=self.size, eps=self.eps)
 
     def _running(self) -> Running | None:
         if not self.training or not self.track_running_stats or self.running_mean is None or self.running_var is None:

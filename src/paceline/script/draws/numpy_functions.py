@@ -42,7 +42,7 @@ def by_dimensions(draws: Draws, plain: Callable[..., Any], *shape: Any) -> Any:
 
 
 def _own_rows(draws: Draws, shape: Shape, draw: Callable[[Shape], Any]) -> Any:
-    piece = draws.place(shape)
+    piece = draws.place(shape, numpy=True)
     if piece is None:
         return draw(shape)
     rows = slice(piece.start, piece.start + piece.size)

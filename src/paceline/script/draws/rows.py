@@ -2,9 +2,8 @@
 
 Inside a sliced call a random function is asked for a tensor of the slice. It draws for the whole batch, from the
 script's stream, and keeps the worker's rows: numbers and the stream's end are those of one process. A `DrawRule` says
-which dimension of the drawn tensor holds rows. The proof finds the rules: it calls the module on the whole batch and on
-the slice, and compares the shapes of each draw, by its number in the sequence. A wrong rule changes the result, which
-the proof compares as well.
+which dimension of the drawn tensor holds rows. The proof finds the rules, by the shapes of each draw in trials on some
+rows; a call that draws otherwise than in its proof is computed anew.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DrawRule:
-    """Rows along `dim`, `many` of them for each sample; without a `dim`, the draw has no rows (a mask of a weight)."""
+    """Rows along `dim`, one or several for each sample; without a `dim`, the draw has no rows (a mask of a weight)."""
 
     dims: int  # of the drawn tensor
     dim: int | None = None
-    many: int = 1
     uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
     order: tuple[int, ...] = ()  # of the dimensions in memory, on the whole batch
 
     def fits(self, shape: Shape, split: Split) -> bool:
         rows = max(split.rows_of(self.uneven).mine, 1)
-        return len(shape) == self.dims and (self.dim is None or shape[self.dim] == self.many * rows)
+        return len(shape) == self.dims and (self.dim is None or shape[self.dim] % rows == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,71 +71,73 @@ class Piece:
 
 @dataclass(slots=True)
 class Position:
-    """The current sliced call or dry run, and the number of draws in it so far."""
+    """The current sliced call or trial, and the number of draws in it so far."""
 
     split: Split | None = None
     rules: Sequence[DrawRule] = ()
+    strict: bool = True  # a draw without a rule is an error; else (under mods) it is drawn as it is
     made: int = 0
-    drawn: list[Drawn] | None = None  # dry run of the whole batch
-    expected: Sequence[Drawn] | None = None  # dry run of the slice: the draws for the whole batch
-    found: list[DrawRule] = field(default_factory=list)
+    drawn: list[Drawn] | None = None  # of a trial
+    expected: Sequence[Drawn] = ()  # of a trial on a part of the rows: the draws of that on all
+    draws_rows: bool = False  # … and it gets the numbers of its rows
+    found: list[DrawRule] = field(default_factory=list)  # … by these rules
     thread: int = field(default_factory=threading.get_ident)
 
 
+class AstrayError(Exception):
+    """A call draws other random numbers than in its proof."""
+
+
 class Draws:
-    """The draws of one worker. `on` is true inside a sliced call and in a dry run."""
+    """The draws of one worker. `on` is true inside a sliced call and in a trial."""
 
     def __init__(self) -> None:
         self.on = False
         self.told: set[str] = set()  # draws that could not be split
+        self.numpy_draws = 0  # made so far
         # The worker's own random stream, for these draws.
         self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self._at = Position()
-        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []  # the script's own, met in a dry run
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []  # the script's own, met in a trial
 
     @property
     def rehearsing(self) -> bool:
-        return self._at.drawn is not None or self._at.expected is not None
+        return self._at.drawn is not None
 
     @property
     def mine(self) -> bool:
         """Whether the caller belongs to the sliced call: not another thread of the script."""
         return self._at.thread == threading.get_ident()
 
-    def place(self, like: torch.Tensor | Sequence[int], generator: torch.Generator | None = None) -> Piece | None:
-        """The place of the next draw, like this tensor or of this shape; None if it is to be drawn as it is."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the call has made all draws of its proof."""
+        return self._at.made == len(self._at.rules)
+
+    def place(
+        self, like: torch.Tensor | Sequence[int], generator: torch.Generator | None = None, *, numpy: bool = False
+    ) -> Piece | None:
+        """The place of the next draw, like this tensor or of this shape; None if it is to be drawn as it is. `numpy`:
+        its numbers are not seen as operations, so a trial on a part of the rows gets those of its rows."""
         at, shape = self._at, tuple(like.shape if isinstance(like, torch.Tensor) else like)
-        if generator is not None and self.rehearsing and not any(known is generator for known, _ in self._generators):
-            self._generators.append((generator, generator.get_state()))
         number, at.made = at.made, at.made + 1
+        self.numpy_draws += numpy
         if at.drawn is not None:
+            if generator is not None and not any(known is generator for known, _ in self._generators):
+                self._generators.append((generator, generator.get_state()))
             at.drawn.append(Drawn(shape, memory_order(like) if isinstance(like, torch.Tensor) else ()))
+            if at.split is None or not (numpy or at.draws_rows) or number >= len(at.expected):
+                return None
+            whole = at.expected[number]
+            at.found.append(replace(rule_of(shape, whole.shape, at.split), order=whole.order))
+            return _piece(at.found[-1], shape, at.split)
         if at.split is None:
             return None
-        rule = self._rule(number, shape, at.split)
-        if at.expected is not None:
-            at.found.append(rule)
-        if rule.dim is None:
-            return None
-        split = at.split.rows_of(rule.uneven).times(rule.many)
-        start, size = (split.start, split.mine) if split.mine else (0, rule.many)  # row 0 is the borrowed one
-        return Piece(rule.dim, start, size, split.batch, split, rule.order if shape[rule.dim] == 1 else ())
-
-    def _rule(self, number: int, shape: Shape, split: Split) -> DrawRule:
-        rows = max(split.mine, 1)
-        if self._at.expected is not None and number < len(self._at.expected):
-            whole = self._at.expected[number]
-            return replace(rule_of(shape, whole.shape, split), order=whole.order)
-        rules = self._at.rules
-        if number < len(rules) and rules[number].fits(shape, split):
-            return rules[number]
-        # Another number of draws than in the proof: a model that skips layers at random.
-        for rule in rules:
-            if rule.dim is not None and rule.fits(shape, split):
-                return rule
-        if shape and shape[0] % rows == 0 and shape[0]:
-            return DrawRule(len(shape), 0, shape[0] // rows)
-        return DrawRule(len(shape))
+        if number >= len(at.rules) or not at.rules[number].fits(shape, at.split):
+            if not at.strict:
+                return None
+            raise AstrayError("it draws other random numbers than when it was tried out")
+        return _piece(at.rules[number], shape, at.split)
 
     # -- where a draw is made ---------------------------------------------------------------------------------------
 
@@ -155,21 +155,32 @@ class Draws:
         finally:
             self.on, self._at = before
 
-    def in_call(self, split: Split, rules: Sequence[DrawRule]) -> Any:
+    def in_call(self, split: Split, rules: Sequence[DrawRule], *, strict: bool = True) -> Any:
         """A sliced call."""
-        return self.at(True, Position(split, rules))
+        return self.at(True, Position(split, rules, strict))
 
     @contextmanager
-    def rehearsal(self, split: Split | None, expected: Sequence[Drawn]) -> Iterator[Position]:
-        """A dry run: of the slice, if there is a split, else of the whole batch."""
-        position = Position(drawn=[]) if split is None else Position(split, expected=expected)
+    def rehearsal(
+        self, split: Split | None = None, expected: Sequence[Drawn] = (), *, draws_rows: bool = False
+    ) -> Iterator[Position]:
+        """A trial: of a part of the rows, if there is a split, else of all."""
         try:
-            with self.at(True, position) as at:
+            with self.at(True, Position(split, drawn=[], expected=expected, draws_rows=draws_rows)) as at:
                 yield at
         finally:
             while self._generators:
                 generator, state = self._generators.pop()
                 generator.set_state(state)
+
+
+def _piece(rule: DrawRule, shape: Shape, split: Split) -> Piece | None:
+    if rule.dim is None:
+        return None
+    split = split.rows_of(rule.uneven)
+    many = shape[rule.dim] // max(split.mine, 1)
+    split = split.times(many)
+    start, size = (split.start, split.mine) if split.mine else (0, many)  # row 0 is the borrowed one
+    return Piece(rule.dim, start, size, split.batch, split, rule.order if shape[rule.dim] == 1 else ())
 
 
 def rule_of(part: Shape, whole: Shape, split: Split) -> DrawRule:
@@ -187,5 +198,5 @@ def _rule_of(part: Shape, whole: Shape, split: Split) -> DrawRule:
         if len(differing) == 1 and split.batch and whole[differing[0]] % split.batch == 0:
             dim, many = differing[0], whole[differing[0]] // split.batch
             if part[dim] == many * max(split.mine, 1):
-                return DrawRule(len(part), dim, many)
+                return DrawRule(len(part), dim)
     return DrawRule(len(part))

@@ -67,12 +67,19 @@ class Layout:
         """All workers' rows, as one whole tensor, laid out as own rows are. Called by every worker; waits for all of
         them."""
         rows = self.split.times(self.inner)
-        # Of one row the memory does not tell, and all workers need the same order.
-        order = crossings.memory_order(local) if min(self.split.sizes) > 1 else self.order
+        order = self._memory_order(local)
         if self.outer == 1:
             return crossings.gather(local, self.dim, rows, order)
         apart = local.unflatten(self.dim, (self.outer, -1))
         return crossings.gather(apart, self.dim + 1, rows).flatten(self.dim, self.dim + 1)
+
+    def _memory_order(self, local: torch.Tensor) -> tuple[int, ...]:
+        """The order that all workers use. Of a single row the memory does not tell: a worker with more rows does."""
+        sizes, order = self.split.sizes, crossings.memory_order(local)
+        if min(sizes) > 1 or max(sizes) < 2:
+            return order if min(sizes) > 1 else self.order
+        told = self.split.group.gather_objects(order, "the order of memory")
+        return tuple(told[sizes.index(max(sizes))])
 
     def reshaped(self, old: Sequence[int], new: Sequence[int]) -> Layout | None:
         """The layout after a reshape of the whole tensor from `old` to `new`; None if the rows are then not along one

@@ -162,7 +162,7 @@ class Stage:
             with self.inside():  # there are no numbers to split or compare
                 return plain(module, *args, **kwargs)
         learning = torch.is_grad_enabled() and module.training
-        plain = self.around("around_forward", plain)
+        bare, plain = plain, self.around("around_forward", plain)
         self.ending.check()
         self.depth += 1
         self.watch.enter("forward" if learning else "evaluation")
@@ -178,6 +178,7 @@ class Stage:
                 self.trained.add(module)
             self.views.expect(args, kwargs)
             self.emit("before_forward", module)
+            self.views.own_call = bare
             output = self.strategy.call(plain, module, args, kwargs)
             self.emit("after_forward", module)
             return output

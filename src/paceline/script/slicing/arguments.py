@@ -26,15 +26,16 @@ def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split
     """The arguments for this worker: its own rows of those with a batch dimension, the others shared."""
     if isinstance(cuts, GraphCuts):
         return tree.rebuild(given, iter(cuts.own(leaves, split)))
-    local = [
-        _own_rows(leaf, cuts[i], split)
-        if i in cuts
-        else crossings.share(make_plain(leaf), split.group)
-        if isinstance(leaf, torch.Tensor)
-        else leaf
-        for i, leaf in enumerate(leaves)
-    ]
-    return tree.rebuild(given, iter(local))
+    made: dict[tuple[int, int | None], Any] = {}  # one object for an argument that is given twice: attention asks
+    for i, leaf in enumerate(leaves):
+        key = (id(leaf), cuts.get(i))
+        if key not in made:
+            if i in cuts:
+                made[key] = _own_rows(leaf, cuts[i], split)
+            else:
+                is_tensor = isinstance(leaf, torch.Tensor)
+                made[key] = crossings.share(make_plain(leaf), split.group) if is_tensor else leaf
+    return tree.rebuild(given, iter([made[id(leaf), cuts.get(i)] for i, leaf in enumerate(leaves)]))
 
 
 def _own_rows(leaf: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
@@ -72,9 +73,18 @@ def versions_of(local: list[Any], cuts: Iterable[int]) -> dict[int, int]:
     return {i: rows._version for i, rows in plain.items()}
 
 
-def unsharded(leaf: Any) -> Any:
-    """A plain tensor in the place of a sharded one, which stays sharded."""
-    return leaf.whole() if isinstance(leaf, Rows) else leaf
+def unsharded(given: Any) -> Any:
+    """Plain tensors in the place of sharded ones, which stay sharded. Every worker calls it; waits for all of them."""
+    wholes: dict[int, torch.Tensor] = {}
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, Rows):
+            return leaf
+        if id(leaf) not in wholes:
+            wholes[id(leaf)] = leaf.whole()
+        return wholes[id(leaf)]
+
+    return tree.replace(given, put)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ float32, as torch does. A borrowed row counts for nothing. Every worker calls ea
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 from paceline.script.patches import patch
+from paceline.script.proof.recorder import Recorder, norm
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
@@ -48,13 +50,19 @@ def find(stage: Stage) -> Callable[[], None]:
         split = stage.views.split_for_norms if training else None
         # torch.compile warns of the look at the thread.
         elsewhere = not torch.compiler.is_compiling() and stage.is_elsewhere()
-        if split is None or not split.batch or elsewhere:
-            return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        tensors = (input, weight, bias)
-        if has_torch_function(tensors):  # a part of a tensor, which a strategy gathers first
-            rest = (running_mean, running_var, weight, bias, training, momentum, eps)
-            return handle_torch_function(batch_norm, tensors, input, *rest)
-        return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
+        rest = (running_mean, running_var, weight, bias, training, momentum, eps)
+        if isinstance(Recorder.active, Recorder) and training and input.numel() == input.shape[1]:
+            compute = partial(torch.batch_norm, input, weight, bias, None, None, True, momentum, eps, False)  # one row
+        elif split is None or not split.batch or elsewhere:
+            compute = partial(plain, input, *rest)
+        elif has_torch_function((input, weight, bias)):  # a part of a tensor, which a strategy gathers first
+            compute = partial(handle_torch_function, batch_norm, (input, weight, bias), input, *rest)
+        else:
+            compute = partial(norm_whole_batch, input, running_mean, running_var, weight, bias, momentum, eps, split)
+        if Recorder.active is None or elsewhere:
+            return compute()
+        with norm():
+            return compute()
 
     return patch(F, "batch_norm", batch_norm)
 

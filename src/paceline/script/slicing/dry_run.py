@@ -8,101 +8,18 @@ float64, where rounding is too small to be mistaken for a real difference.
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.script import rng, tree
+from paceline.script import rng
 from paceline.script.draws.generators import Generators
-from paceline.script.draws.rows import Drawn, DrawRule, Position
-from paceline.script.slicing import bounds, side_effects
-from paceline.script.slicing.mutations import Containers
-from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing import side_effects
 from paceline.torch_private import BatchNorm, is_gathered_for_call
-
-FAILED = object()  # stands for the output of a call that raised
-
-
-@dataclass(frozen=True, slots=True)
-class SeenCall:
-    """The observed effects of one call."""
-
-    output: Any
-    states: dict[Place, Any]  # tensors and numbers that the call left in attributes
-    buffers: dict[tuple[str, str], torch.Tensor]  # the changed buffers: new value minus old
-    draws: tuple[Drawn, ...] = ()  # the random numbers drawn
-    rules: tuple[DrawRule, ...] = ()  # on a slice: which dimensions of these hold rows
-    streams: tuple[int, int] = (0, 0)  # checksums of all random streams and generators afterwards
-    is_random: bool = False  # these are others than before
-    slopes: Any = None  # what `ask` found
-    error: str = ""
-
-
-def rehearse(
-    plain: Callable[..., Any],
-    module: nn.Module,
-    given: Any,
-    drawing: AbstractContextManager[Position],
-    *,
-    still: Any,
-    graph: bool,
-    shift: bool = False,
-    ask: Callable[[Any], Any] | None = None,
-) -> SeenCall:
-    """One call without lasting effects. `still`: types of modules that run in eval mode. `graph`: with gradients on,
-    for modules that need a graph. `shift`: draws other random numbers than a call without it. `ask` gets the output
-    before the script's state is restored."""
-    with _on_a_copy(module), undisturbed(module, still=still), torch.set_grad_enabled(graph):
-        generators = Generators(module)
-        if shift:
-            rng.advance()
-            generators.advance()
-        before = rng.digest(), generators.digest()
-        attributes = side_effects.look(module)
-        old = {key: buffer.clone() for key, buffer in own_buffers(module)}
-        given = tree.replace(given, _copied)  # a call may change its arguments
-        containers = Containers(given)
-        try:
-            with bounds.on_gpus(), drawing as at:
-                output = containers.told(plain(module, *given[0], **given[1]))
-                slopes = None if ask is None else ask(output)
-        except Exception as error:
-            return SeenCall(FAILED, {}, {}, error=f"it raised {type(error).__name__}: {error}")
-        states = side_effects.changed(module, attributes)
-        changes = {
-            key: b - old[key] if key in old and old[key].shape == b.shape else b.clone()
-            for key, b in own_buffers(module)
-            if key not in old or not torch.equal(b, old[key])
-        }
-        after = rng.digest(), generators.digest()
-        drawn = tuple(at.drawn or ()), tuple(at.found)
-        return SeenCall(output, states, changes, *drawn, after, after != before, slopes)
-
-
-def _copied(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-
-@contextlib.contextmanager
-def _on_a_copy(module: nn.Module) -> Iterator[None]:
-    """Replaces the weights by copies temporarily: a call may change weights (a teacher that follows its student)."""
-    kept = [(p, p.data) for p in module.parameters() if not is_lazy(p) and not is_gathered_for_call(p)]
-    for p, value in kept:
-        p.data = value.clone()
-    try:
-        yield
-    finally:
-        for p, value in kept:
-            p.data = value
 
 
 @contextlib.contextmanager
@@ -184,18 +101,6 @@ def woken(parameters: list[nn.Parameter]) -> Iterator[None]:
     finally:
         for p, value in zip(parameters, kept, strict=True):
             p.data = value
-
-
-def in_double(module: nn.Module, given: Any) -> tuple[nn.Module, Any] | None:
-    """A copy of the module and of its arguments in float64; None if it cannot be made."""
-    try:
-        return copy.deepcopy(module).double(), tree.replace(given, _doubled)
-    except Exception:  # copying a script's own class may raise anything
-        return None
-
-
-def _doubled(leaf: Any) -> Any:
-    return leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _is_zero(tensor: torch.Tensor) -> bool:

@@ -41,9 +41,13 @@ class GraphCuts(dict[int, int]):
 
     def split(self, leaves: list[Any], group: Group) -> Split:
         """How the graphs are split among the workers, and with them nodes and edges."""
+        return self.split_in(leaves, group, Split.of(group, self.batch(leaves)).sizes)
+
+    def split_in(self, leaves: list[Any], group: Group, sizes: tuple[int, ...]) -> Split:
+        """The same, with these numbers of graphs."""
         found = self._graphs(leaves)
         assert found is not None
-        graphs = Split.of(group, found.count)
+        graphs = Split(group, sizes)
         nodes, edges = found.sizes(found.node_ends, graphs), found.sizes(found.edge_ends, graphs)
         return Split(group, graphs.sizes, (Split(group, nodes), Split(group, edges)))
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from paceline.errors import ScriptError
 from paceline.script.patches import all_of, patch
+from paceline.script.proof.recorder import hidden
 
 
 class Averages:
@@ -36,14 +36,9 @@ class Averages:
         """The denominator of a returned value; None if the value is not one of the averages taken."""
         return next((divisor for taken, divisor in self._taken if taken is value), None)
 
-    def check_mean_over_rows(self) -> None:
-        """Refuses a returned value that contains an average plus another term: it would be combined over rows."""
-        if not all(bool(counted.all()) for counted in self._counted):  # waits for a GPU, in such models only
-            raise ScriptError(
-                "The model's loss averages over targets of which some are ignored or weighted, and adds another term: "
-                "the losses of several workers' slices cannot be combined.",
-                advice="Return the logits and compute the loss in the script, or run the model whole: --whole NAME",
-            )
+    def all_count(self) -> bool:
+        """Whether every average is one over all targets, each counted once: then it is a mean over rows."""
+        return all(bool(counted.all()) for counted in self._counted)  # waits for a GPU, in such models only
 
     def watch(self, plain: Callable[..., Any], default_ignored: int = -100) -> Callable[..., Any]:
         """Wraps a loss function of torch so that its denominator is noted."""
@@ -53,9 +48,10 @@ class Averages:
             value = plain(input, target, weight, *args, **kwargs)
             mean = kwargs.get("reduction", "mean") == "mean" and not args
             if self.watching and mean and not target.is_floating_point() and not torch.compiler.is_compiling():
-                counted = target != kwargs.get("ignore_index", default_ignored)
-                divisor = counted.sum() if weight is None else weight[target[counted]].sum()
-                self._taken.append((value, divisor.to(torch.float64)))
+                with hidden():
+                    counted = target != kwargs.get("ignore_index", default_ignored)
+                    divisor = counted.sum() if weight is None else weight[target[counted]].sum()
+                    self._taken.append((value, divisor.to(torch.float64)))
                 self._counted.append(counted if weight is None else torch.zeros(1, dtype=torch.bool, device="cpu"))
             return value
 

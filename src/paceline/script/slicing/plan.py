@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paceline.errors import NotSplitError
@@ -32,12 +32,14 @@ class SlicePlan:
     cuts: dict[int, int]  # leaf → dim
     outputs: tuple[Role, ...]
     states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
-    buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call adds to; the role is that of the addend
+    buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call changes depending on its rows
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
     compiled: bool = False  # torch.compile draws its own random numbers
-    rows: int = 0  # of the batch in the proof
-    shaky: bool = False  # the roles may depend on the values of a batch: see `_is_due`
-    calls: int = 1  # made with this plan
+    all_count: bool = False  # a mean over targets is a mean over rows only if no target is ignored
+    names: list[str] = field(default_factory=list)  # of the operations that the call makes
+    single: bool = False  # proven for single rows
+    calls: int = 0  # made with this plan
+    batches: set[int] = field(default_factory=set)  # the numbers of rows on which these operations were seen
 
     @property
     def is_idle(self) -> bool:

@@ -9,13 +9,9 @@ from torch import nn
 
 from paceline.errors import NotSplitError
 from paceline.script import tree
-from paceline.script.slicing.comparing import COMPARABLE
-from paceline.script.slicing.dry_run import FAILED, SeenCall
 from paceline.script.slicing.plan import Unbatched
 from paceline.script.slicing.ways import Way, can_be_cut
 from paceline.torch_private import uncompiled
-
-RANDOM = "it draws other random numbers on a slice than on the batch, in a way that cannot be split"
 
 
 def describe(module: nn.Module) -> str:
@@ -24,25 +20,6 @@ def describe(module: nn.Module) -> str:
 
 def name_of(module: nn.Module) -> str:
     return type(uncompiled(module)).__name__
-
-
-def reason(seen: SeenCall, seen_whole: SeenCall) -> str:
-    """Why a call on a slice does not give what the call on the whole batch gives; empty if this worker cannot tell."""
-    if seen.output is FAILED:
-        return f"on a slice {seen.error}" if seen.error else ""
-    if seen.streams != seen_whole.streams:
-        return RANDOM
-    piece, whole = seen.output, seen_whole.output
-    names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
-    opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]
-    if opaque:
-        return f"it returns a {type(opaque[0]).__name__}, whose tensors are not accessible from outside"
-    if len(wholes) != len(pieces):
-        return f"it returns {len(wholes)} values on the batch but {len(pieces)} on a slice"
-    for name, a, b in zip(names, wholes, pieces, strict=True):
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            return f"{name} is {tuple(a.shape)} on the batch and {tuple(b.shape)} on a slice, and the values differ"
-    return "its values differ"
 
 
 def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | None:
@@ -65,30 +42,15 @@ def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | N
 def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str) -> NotSplitError:
     """Why no way of cutting the arguments works, and the options that help."""
     whole = f"To run this module whole on every worker: --whole {name_of(module)}"
-    if why == RANDOM:
-        return NotSplitError(
-            f"{describe(module)} cannot be computed in slices: {why}. Numbers drawn one by one (Python's `random`), or "
-            "by a generator object, cannot be drawn for some rows only.",
-            advice=f"Draw the numbers of all rows in one call of a function of torch or numpy.random. {whole}",
-        )
     batch_leaf = ways[0][0]
     shape = tuple(leaves[batch_leaf].shape)
     tried = sorted({cuts[first] for first, cuts in ways if first == batch_leaf})
     dims = f"dimension{'s' if len(tried) > 1 else ''} {' and '.join(map(str, tried))}"
     other = "If the batch is another dimension: --batch-dim N. " if len(shape) > len(tried) else ""
     return NotSplitError(
-        f"{describe(module)} gives other results in slices than on the whole batch: {why or 'the values differ'}.\n"
-        f"The module was cut along {dims} of {_names(given)[batch_leaf]}, shape {shape}: either the batch is another "
-        "dimension, or the module mixes samples.",
+        f"{describe(module)} is not computed in slices: {why}.\n"
+        f"It was tried along {dims} of {_names(given)[batch_leaf]}, shape {shape}.",
         advice=f"{other}To let every worker see only its own slice, as under DDP: --mod view=slice. {whole}",
-    )
-
-
-def other_gradients(module: nn.Module) -> NotSplitError:
-    return NotSplitError(
-        f"{describe(module)} gives other gradients in slices than on the whole batch, though its outputs are the same: "
-        "its backward depends on the number of samples, or mixes them.",
-        advice=f"To run this module whole on every worker: --whole {name_of(module)}",
     )
 
 

@@ -46,7 +46,7 @@ def changed(module: nn.Module, before: dict[Place, tuple[Place, Any]]) -> dict[P
 
 def get(module: nn.Module, place: Place) -> Any:
     """The value at a place; None if there is none."""
-    held: Any = _owner(module, place[0]).get(place[1])
+    held: Any = owner_of(module, place[0]).get(place[1])
     for key in place[2:]:
         try:
             held = held[_key(held, key)]
@@ -66,7 +66,7 @@ def put(module: nn.Module, place: Place, value: Any) -> None:
         else:
             held[_key(held, key)] = value
     elif not is_in_module(place):
-        _owner(module, place[0])[place[1]] = value
+        owner_of(module, place[0])[place[1]] = value
     else:
         setattr(module.get_submodule(place[0]), place[1], value)
 
@@ -85,7 +85,7 @@ def keep(module: nn.Module) -> Callable[[], None]:
 
     def put_back() -> None:
         for path, name, number in numbers:
-            _owner(module, path)[name] = number
+            owner_of(module, path)[name] = number
         for container, copy in copies:
             if len(container) != len(copy) or not _are_same(container, copy):
                 container.clear()
@@ -94,7 +94,7 @@ def keep(module: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def _owner(module: nn.Module, path: str | None) -> dict[str, Any]:
+def owner_of(module: nn.Module, path: str | None) -> dict[str, Any]:
     """The namespace that holds the name of a place."""
     if path is None:
         return vars(sys.modules["__main__"])
@@ -111,11 +111,17 @@ def is_in_module(place: Place) -> bool:
 def holdings(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
     """The attributes of the module and its children, the variables of the script and what hooks keep: path, name and
     value. A container that hooks share, with each other or with the script, comes once."""
-    known: set[int] = set()
     for path, m in module.named_modules():
         yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in OWN)
+    yield from outside(module)
+
+
+def outside(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
+    """The same without the attributes of modules."""
+    known: set[int] = set()
+    for m in module.modules():
         known.update(map(id, m.__dict__.values()))
-    for name, held in list(_owner(module, None).items()):
+    for name, held in list(owner_of(module, None).items()):
         if not name.startswith("__"):
             known.add(id(held))
             yield None, name, held

@@ -6,11 +6,11 @@ its kind.
 
 from __future__ import annotations
 
-import enum
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,12 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, tree
-from paceline.script.redo import Redo
+from paceline.script.draws.rows import AstrayError, Draws
+from paceline.script.proof import surroundings
+from paceline.script.proof.guards import Guards
+from paceline.script.proof.proof import Proof
+from paceline.script.proof.recorder import Names
+from paceline.script.redo import ModuleState, Redo
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
@@ -28,13 +33,11 @@ from paceline.script.slicing import crossings, side_effects
 from paceline.script.slicing.arguments import (
     brought_split,
     cut_leaves,
-    kinds_of_arguments,
     rows_in,
     sharing,
     unsharded,
     versions_of,
 )
-from paceline.script.slicing.backward_hooks import Hooks
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
@@ -52,9 +55,13 @@ from paceline.script.slicing.unfinished import (
 from paceline.script.slicing.ways import split_of
 from paceline.torch_private import is_compiled, uncompiled
 
-MANY = 16  # plans per module: with more, calls that differ only in a value share a plan
-SWITCHES = (str, bool, enum.Enum, type(None))
-MOST_SWITCHES = 1000  # attributes to compare in each call
+MANY = 16  # plans per module: with more, calls that differ only in an argument's value share a plan
+MOST = 64  # … and then the oldest ones are forgotten
+FAILURES = 3  # proofs of one kind of call that did not hold: no more is made
+
+
+class NotAsProven(Exception):
+    """A call made other operations, or drew other random numbers, than in its proof."""
 
 
 @dataclass(slots=True)
@@ -67,6 +74,8 @@ class _Begun:
     before: Judgement
     calls: int  # made with the plan before
     plan: SlicePlan | None = None
+    put_back: Callable[[], None] | None = None  # the state before the call, if it is compared with its proof
+    again: bool = False  # the next call of its kind is to be proven anew
     split: Split | None = None
     unfinished: Unfinished | None = None
 
@@ -85,9 +94,10 @@ class SlicedCalls:
         self,
         group: Group,
         together: Together,
-        prove: Callable[..., Judgement],
-        inside: Callable[[SlicePlan, Split], Any],
+        prove: Proof,
+        inside: Callable[[SlicePlan, Split, bool], Any],
         averages: Averages,
+        draws: Draws,
         norms_see_batch: Callable[[], bool],
         gather_below: int,
         as_script: Callable[[], AbstractContextManager[None]],
@@ -98,25 +108,30 @@ class SlicedCalls:
         self._gather_below, self._as_script = gather_below, as_script
         self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
-        self.averages = averages
+        self.averages, self._draws = averages, draws
         self._prove, self._inside = prove, inside
-        self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self.guards = Guards()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
+        self._failures: dict[Hashable, int] = {}  # of proofs that did not hold
         self._begun: _Begun | None = None  # the current call
-        self._hooks = Hooks()
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
         self.unbatched: Unbatched | None = None  # the first call without a batch
         self._whole: set[str] = set()  # names of modules that run whole
         self.redo: Redo | None = None  # in an elastic run
 
-    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
+    def call(
+        self, plain: Callable[..., Any], own: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        """Calls the module in slices. If the call raises on one worker, it raises on all workers. `own`: the module's
+        own call, which `plain` makes inside mods and strategies."""
 
         def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
             again = None if put_back is None else functools.partial(self._forget_call, put_back)
             try:
-                work = (self._call, plain, module, args, kwargs)
+                work = (self._call, plain, own, module, args, kwargs)
                 output = self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
+            except (NotAsProven, AstrayError) as error:
+                output = self._once_more(plain, (args, kwargs), str(error))
             finally:
                 self._begun = None
             return self._call_parts(plain, args, kwargs, output, put_back) if isinstance(output, _Begun) else output
@@ -133,33 +148,32 @@ class SlicedCalls:
             if isinstance(self._begun.before, SlicePlan):
                 self._begun.before.calls = self._begun.calls
 
-    def _call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _call(
+        self, plain: Callable[..., Any], own: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         given = (args, kwargs)
         leaves = tree.leaves(given)
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
-        flags = self.flags(module) if few else ()
-        kind = (
-            module.training,
-            self._hooks.on(module),
-            flags,
-            tree.structure(given),
-            *kinds_of_arguments(leaves, values=few),
-        )
+        single = _rows(leaves, self._prove.batch_dim) < 2 * self.group.world
+        kind = (single, self.guards.key(module, given, leaves, values=few))
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
-        if kind not in plans or (before is not None and (not before.fits(leaves) or self._is_due(before, leaves))):
-            whole = tree.replace(given, unsharded)
-            known = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
+        if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves)):
+            if len(plans) >= MOST:
+                plans.clear()
+            whole = unsharded(given)
+            known = plans[kind] = self._prove(
+                own, module, whole, tree.leaves(whole), all_rows=self._failures.get((id(module), kind), 0) > 0
+            )
             memory.return_freed()
-            if isinstance(known, SlicePlan):
-                known.calls = 1 if before is None else before.calls
         if isinstance(known, NotSplitError) and _has_parts(module):
             return begun
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
         plan = known
+        plan.calls += 1
         split = brought_split(leaves, plan.cuts) or split_of(leaves, plan.batch_leaf, plan.cuts, self.group)
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = uncompiled(module)
@@ -173,12 +187,27 @@ class SlicedCalls:
         rows = rows_in(leaves, plan.cuts, split)
         versions = versions_of(local, rows)
         self.averages.begin()
+        names = None
+        # Mods and strategies make operations of their own.
+        if plain is own and not plan.compiled and (_is_due(plan) or not few or self.guards.is_restless(module)):
+            names, begun.put_back = Names(self._draws), _state(subject, local, versions)
         try:
-            with self._inside(plan, split), sharing(module, plan.states, self.group):
+            with (
+                self._inside(plan, split, plain is own),
+                sharing(module, plan.states, self.group),
+                names or nullcontext(),
+            ):
                 output = containers.told(plain(module, *cut_args, **cut_kwargs))
+                is_complete, is_own = self._draws.is_complete or plain is not own, not self._draws.on
         finally:
             self.split = None
             self.averages.end()
+        if names is not None and names.found != plan.names and not is_own:
+            raise NotAsProven(_other_operation(plan.names, names.found))
+        if not is_complete:
+            raise NotAsProven("it draws fewer random numbers than when it was tried out")
+        if plan.all_count and not self.averages.all_count():
+            raise NotAsProven("it adds another term to a mean over targets of which some are ignored or weighted")
         for attribute in attributes:
             attribute.take_back(subject)
         met = self.group.pulse.collectives
@@ -215,6 +244,8 @@ class SlicedCalls:
             raise
         assert isinstance(why, NotSplitError)
         self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
+        if begun.again:
+            begun.plans.pop(begun.kind, None)
         return output
 
     def _in_parts(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -247,8 +278,8 @@ class SlicedCalls:
                 side_effects.put(left.module, place, self._join_leaf(value, role, split))
         else:
             *_, role = plan.buffers[number - len(plan.states)]
-            buffer, old = left.buffers[number - len(plan.states)]
-            buffer.copy_(old + self._join_leaf((buffer - old).detach(), role, split))
+            buffer, _ = left.buffers[number - len(plan.states)]
+            buffer.copy_(self._join_leaf(buffer.detach(), role, split))
         left.joined = number + 1
 
     def _tell(self) -> list[Any]:
@@ -288,24 +319,47 @@ class SlicedCalls:
         but = [] if left is None else [buffer for buffer, _ in left.buffers]
         return equal_buffers(self._begun.module, norms=self._norms_see_batch(), but=but)
 
-    def flags(self, module: nn.Module) -> Hashable:
-        """The values by which a script may switch a model's behaviour: texts and flags in its modules' attributes.
-        Torch's own modules have no such attributes. The attributes are listed once, at the first call."""
-        if module not in self._switches:
-            modules = [m for m in module.modules() if not type(m).__module__.startswith("torch.")]
-            switches = [(m.__dict__, n) for m in modules for n, v in m.__dict__.items() if isinstance(v, SWITCHES)]
-            self._switches[module] = switches[:MOST_SWITCHES]
-        values = (attributes.get(name) for attributes, name in self._switches[module])
-        return tuple(value if isinstance(value, SWITCHES) else type(value) for value in values)
+    def _holds(
+        self, plan: SlicePlan, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]
+    ) -> bool:
+        """Whether the plan is valid for the number of rows of this call. On the 1st, 2nd, 4th … new number the module
+        must make the same operations on all rows as on a few."""
+        if not plan.fits(leaves):
+            return False
+        batch = plan.batch(leaves)
+        if batch < 2 or (min(split_of(leaves, plan.batch_leaf, plan.cuts, self.group).sizes) < 2 and not plan.single):
+            return False
+        if batch not in plan.batches:
+            plan.batches.add(batch)
+            if len(plan.batches) & (len(plan.batches) - 1) == 0:
+                whole = unsharded(given)
+                return self._prove.is_same_on_all_rows(plain, module, whole, plan)
+        return True
 
-    def _is_due(self, plan: SlicePlan, leaves: list[Any]) -> bool:
-        """Whether the plan must be proven again, because it may not hold for another batch. Every plan is proven at its
-        2nd call: the first batch may have been a dummy, to see shapes. A mean or a sum (of what a mask leaves) is
-        proven at the 2nd, 4th, 8th … call. A plan proven with fewer rows than workers is proven again on a larger
-        batch."""
-        plan.calls += 1
-        again = plan.calls == 2 or (plan.shaky and plan.calls & (plan.calls - 1) == 0)
-        return again or plan.rows < self.group.world <= plan.batch(leaves)
+    def _once_more(self, plain: Callable[..., Any], given: Any, why: str) -> Any:
+        """A call did not go as proven: what it did is undone, and it is computed anew, not in slices. The next call of
+        its kind is proven anew, on all rows."""
+        begun = self._begun
+        assert begun is not None
+        name = type(uncompiled(begun.module)).__name__
+        if begun.put_back is None:
+            raise NotSplitError(
+                f"The module {name} was tried out, and later one of its calls drew other random numbers.",
+                advice=f"To run this module whole on every worker: --whole {name}",
+            )
+        begun.put_back()
+        at = (id(begun.module), begun.kind)
+        self._failures[at] = self._failures.get(at, 0) + 1
+        refused = NotSplitError(
+            f"The module {name} is not computed in slices: {why}.",
+            advice=f"To run this module whole on every worker: --whole {name}",
+        )
+        begun.plans[begun.kind] = refused
+        begun.before = refused if self._failures[at] >= FAILURES else None
+        begun.again = self._failures[at] < FAILURES
+        if _has_parts(begun.module):
+            return begun
+        return self._together.do(self._call_whole, plain, begun.module, given, refused)
 
     def _join(self, output: Any, plan: SlicePlan, split: Split, given: list[Any]) -> Any:
         pieces = tree.leaves(output)
@@ -366,13 +420,45 @@ class SlicedCalls:
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
-        if role.kind in ("mean", "average"):
-            self.averages.check_mean_over_rows()
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):
             return crossings.blend(piece, weight, self.group)
         value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
         return type(piece)(round(value) if isinstance(piece, int) else value)
+
+
+def _is_due(plan: SlicePlan) -> bool:
+    """Whether a call is compared with its proof: the 1st, 2nd, 4th, 8th …"""
+    return plan.calls & (plan.calls - 1) == 0
+
+
+def _other_operation(proven: list[str], found: list[str]) -> str:
+    pairs = itertools.zip_longest(proven, found, fillvalue="nothing")
+    expected, other = next((one, other) for one, other in pairs if one != other)
+    return f"it computes {other} where it computed {expected} when it was tried out"
+
+
+def _rows(leaves: list[Any], batch_dim: int) -> int:
+    """The number of rows, if the batch is where most scripts have it."""
+    first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), None)
+    return 0 if first is None else int(first.shape[batch_dim if first.dim() > batch_dim else 0])
+
+
+def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Callable[[], None]:
+    """Returns a function that undoes what a call did."""
+    state, containers, variables = ModuleState(module), side_effects.keep(module), surroundings.keep(module)
+
+    def put_back() -> None:
+        if any(local[i]._version != version for i, version in versions.items()):
+            raise NotSplitError(
+                "A model changed its arguments in place, and did not compute what it computed when it was tried out.",
+                advice="Run it whole on every worker: --whole NAME",
+            )
+        state.put_back()
+        containers()
+        variables()
+
+    return put_back
 
 
 def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:

@@ -9,10 +9,9 @@ import torch
 
 from paceline.comm.group import Group
 from paceline.script import tree
-from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.script.slicing.graphs import GraphCuts
 
-FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
 
 
@@ -73,9 +72,13 @@ def some_rows(given: Any, leaves: list[Any], cuts: dict[int, int], many: int) ->
     """The arguments with some rows of the batch, evenly spaced; of graphs the first ones."""
     if isinstance(cuts, GraphCuts):
         return tree.rebuild(given, iter(cuts.first(leaves, many)))
-    some = list(leaves)
+    some, made = list(leaves), dict[tuple[int, int], torch.Tensor]()
     for i, dim in cuts.items():
+        if (id(leaves[i]), dim) in made:  # given twice
+            some[i] = made[id(leaves[i]), dim]
+            continue
         batch = leaves[i].shape[dim]
         chosen = torch.tensor([k * batch // many for k in range(many)], device=leaves[i].device)
-        some[i] = leaves[i].detach().index_select(dim, chosen).requires_grad_(leaves[i].requires_grad)
+        rows = laid_out(leaves[i].detach().index_select(dim, chosen), memory_order(leaves[i]))
+        some[i] = made[id(leaves[i]), dim] = rows.requires_grad_(leaves[i].requires_grad)
     return tree.rebuild(given, iter(some))

@@ -125,7 +125,7 @@ class MicroBatches:
         with undisturbed(module, still=()), woken(asleep(module)):
             start = streams.packed()
             try:
-                at_once = Call(plain, some, cuts, [few], dim, lambda _: _noted(positions, draws.rehearsal(None, ())))
+                at_once = Call(plain, some, cuts, [few], dim, lambda _: _noted(positions, draws.rehearsal()))
                 whole = model.schedule.forward(at_once)
                 drawn = tuple(positions[0].drawn or ()) if positions else ()
                 tensors = [leaf for leaf in tree.leaves(whole.output) if isinstance(leaf, torch.Tensor)]
@@ -137,7 +137,7 @@ class MicroBatches:
                 positions.clear()
                 apart = Call(
                     *(plain, some, cuts, sizes_of(few, rows), dim),
-                    lambda split: _noted(positions, draws.rehearsal(split, drawn)),
+                    lambda split: _noted(positions, draws.rehearsal(split, drawn, draws_rows=True)),
                 )
                 parts = model.schedule.forward(apart)
                 same = map(_is_same, tree.leaves(parts.output), tree.leaves(whole.output))

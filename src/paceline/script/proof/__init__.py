@@ -1,0 +1,1 @@
+"""May a call be cut into slices? Proven operation by operation."""

@@ -1,0 +1,252 @@
+"""Kinds of all tensors of a call, by induction over the operations that it makes on A, B and C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.script.proof import known
+from paceline.script.proof.kinds import AVERAGE, MIXED, PLACE, SAME, Kind, Parts
+from paceline.script.proof.probing import SHAPE_ONLY, Probe
+from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
+from paceline.torch_private import changes_arguments, is_view
+
+HOST = ("_local_scalar_dense", "equal", "is_nonzero", "item")
+EMPTY = ("empty", "new_empty", "resize_", "_empty_affine")
+CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
+PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "lift_fresh")
+SEEDED = torch.Tag.nondeterministic_seeded
+DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+_tried: dict[Any, list[Kind]] = {}  # by operation, kinds, shapes and numbers: found once in a process
+
+
+class Induction:
+    """Follows three traces. `kind` holds what was found, by the number of a tensor in A."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.kind = parts, dict[int, Kind]()
+        self.adds_to_average = False  # another operation works on a cross-entropy's mean
+        self._probe = Probe(parts)
+        self._random: set[int] = set()  # tensors that were drawn, or computed from such
+        self._why: dict[int, str] = {}  # of tensors that are mixed: the operation that made them so
+
+    def why(self, number: int) -> str:
+        return self._why.get(number, "")
+
+    def follow(self, traces: Sequence[list[Op]]) -> None:
+        """CannotTry if Python code reads a value of samples, or if an operation cannot be tried."""
+        a, b, c = traces
+        require_same(a, b)
+        require_same(a, c)
+        for ops in zip(a, b, c, strict=True):
+            self._follow(ops)
+
+    def of(self, note: Note) -> Kind:
+        return self.kind[note.number]
+
+    def _follow(self, ops: Sequence[Op]) -> None:
+        op = ops[0]
+        leaves = [step.leaves() for step in ops]
+        if len({len(found) for found in leaves}) > 1:
+            raise CannotTry(f"{_shown(op)} gets another number of arguments on other numbers of rows")
+        columns = list(zip(*leaves, strict=True))
+        notes = [column for column in columns if isinstance(column[0], Note)]
+        for column in notes:
+            if column[0].number not in self.kind:
+                self.kind[column[0].number] = self._stray(column, op)
+        given = [self.of(column[0]) for column in notes]
+        if op.func is None and not notes:  # a mark
+            return
+        if op.func is None or op.name in HOST:
+            self._read(op, notes)
+            return
+        self._set(ops, self._judge(ops, columns, notes, given), notes)
+
+    def _stray(self, column: Sequence[Note], op: Op) -> Kind:
+        """A tensor that no operation has made: a constant that Python made, or a tensor of the script."""
+        if any(note.needs_grad for note in column):
+            raise CannotTry(f"{_shown(op)} uses a tensor of the script that has a gradient and is no argument")
+        values = [note.value for note in column]
+        if any(value is None for value in values):
+            kind = self.parts.along(*(note.shape for note in column))
+            if kind == SAME:
+                return SAME
+            self._why[column[0].number] = _shown(op)
+            return MIXED
+        return self._constant(values)
+
+    def _constant(self, values: Sequence[Any]) -> Kind:
+        kind = self.parts.judge(values, _same)
+        if kind.name in ("sum", "mean"):  # by chance: it depends on no sample
+            return PLACE
+        return PLACE if kind == MIXED else kind
+
+    def _read(self, op: Op, notes: Sequence[Sequence[Note]]) -> None:
+        for column in notes:
+            note = column[0]
+            kind = self.of(note)
+            if note.number in self._random:
+                raise CannotTry(f"its Python code reads a random number{_at(op)}, on which operations may depend")
+            if not kind.is_same and kind.name != "place":  # as it may ask for the number of rows
+                raise CannotTry(f"its Python code reads a value that depends on samples{_at(op)}")
+
+    def _judge(
+        self, ops: Sequence[Op], columns: Sequence[Any], notes: Sequence[Sequence[Note]], given: Sequence[Kind]
+    ) -> list[Kind]:
+        op = ops[0]
+        outs = [tuple(step.outs[i] for step in ops) for i in range(len(op.outs))]
+        by_shape = [self._along(column) for column in outs]
+        if op.name.startswith(EMPTY):  # not initialised: what is written to it later decides
+            outer = next((kind.outer for kind in given if kind.is_rows), 1)
+            return [k if k.dim is None else k._replace(outer=outer) for k in by_shape]
+        if op.name in SHAPE_ONLY and (notes[0][0].number if notes else None) is not None and len(notes) == 1:
+            like = given[0]
+            return [
+                k if k.dim is None else k._replace(outer=like.outer if like.dim is not None else 1) for k in by_shape
+            ]
+        if SEEDED in op.func.tags and not op.name.startswith(CHOICES):
+            return self._drawn(op, given, by_shape)
+        if MIXED in given:
+            return [MIXED] * len(outs)
+        if all(kind.is_same or kind.name == "place" for kind in given):
+            return self._of_constants(ops, columns, outs, given, by_shape)
+        if any(tag in op.func.tags for tag in DYNAMIC) and not _has_known_shape(op):
+            return [MIXED] * len(outs)
+        if AVERAGE in given and not op.name.startswith(PASSES_AVERAGE):
+            self.adds_to_average = True
+            self.kind.update({c[0].number: Kind("mean") for c in notes if self.of(c[0]) == AVERAGE})
+        same = all(a == b == c for a, b, c in columns if not isinstance(a, Note))
+        found = known.judge(op, self.of, known.Results(self.parts, ops), same_numbers=same)
+        moved = same and is_view(op.func) and not changes_arguments(op.func)
+        if found is None and moved and given[0].varies and given[0].dim is None:  # the same elements in another shape
+            return [given[0]] * len(outs)
+        if found is None:
+            key = self._key(ops, columns)
+            if key not in _tried:
+                try:
+                    _tried[key] = self._probe(ops, self.of)
+                except Exception as error:  # torch's own, of any type: an operation that cannot be tried is not proven
+                    raise CannotTry(
+                        f"{_shown(op)} cannot be tried alone: {str(error).splitlines()[0][:100]}"
+                    ) from error
+            found = [one if _fits(one, shape) else MIXED for one, shape in zip(_tried[key], by_shape, strict=False)]
+        if len(found) < len(outs):
+            raise CannotTry(f"{_shown(op)} gives another number of results alone")
+        return found
+
+    def _along(self, column: Sequence[Any]) -> Kind:
+        if not isinstance(column[0], Note):
+            return SAME
+        return self.parts.along(*(note.shape for note in column)) or MIXED
+
+    def _drawn(self, op: Op, given: Sequence[Kind], by_shape: list[Kind]) -> list[Kind]:
+        """Of random numbers: a draw that `draws` makes has the rows that its shape says. Any other one has none."""
+        if op.name == "native_dropout" and op.args[2] is False:
+            return [given[0], SAME]
+        if any(kind.varies or kind.outer > 1 for kind in given):
+            return [MIXED] * len(by_shape)
+        if not op.placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):
+            raise CannotTry(f"it draws random numbers for its rows in a way that cannot be split, by {_shown(op)}")
+        return by_shape
+
+    def _of_constants(
+        self,
+        ops: Sequence[Op],
+        columns: Sequence[Any],
+        outs: Sequence[Any],
+        given: Sequence[Kind],
+        by_shape: list[Kind],
+    ) -> list[Kind]:
+        same = all(a == b == c for a, b, c in columns if not isinstance(a, Note))
+        if same and all(kind.is_same for kind in given):
+            return [SAME if kind == SAME else MIXED for kind in by_shape]
+        found = []
+        for column in outs:
+            if isinstance(column[0], Note) and all(note.value is not None for note in column):
+                found.append(self._constant([note.value for note in column]))
+            elif isinstance(column[0], Note):
+                found.append(self._expanded(ops, column, given))
+            else:
+                found.append(SAME if column[0] == column[1] == column[2] else MIXED)
+        return found
+
+    def _expanded(self, ops: Sequence[Op], column: Sequence[Note], given: Sequence[Kind]) -> Kind:
+        """A weight that is repeated for each row (a class token)."""
+        if all(kind.is_same for kind in given):
+            return self._probe(ops, self.of)[0]
+        return MIXED
+
+    def _key(self, ops: Sequence[Op], columns: Sequence[Any]) -> Any:
+        told: list[Any] = []
+        for column in columns:
+            first = column[0]
+            if isinstance(first, Note):
+                values = [note.value for note in column]
+                known = tuple(map(_digest, values)) if all(v is not None for v in values) else ()
+                told.append((self.of(first), first.dtype, *(note.shape for note in column), known))
+            else:
+                told.append(repr(column))
+        return (str(ops[0].func), self.parts, tuple(told), tuple(ops[0].kwargs))
+
+    def _set(self, ops: Sequence[Op], kinds: list[Kind], notes: Sequence[Sequence[Note]]) -> None:
+        op = ops[0]
+        random = SEEDED in op.func.tags and not op.name.startswith(CHOICES) and op.name != "native_dropout"
+        random = random or any(column[0].number in self._random for column in notes)
+        mixed_by = next((self._why[c[0].number] for c in notes if c[0].number in self._why), None)
+        for number in op.also:  # statistics of batch norms; noise that the operation has drawn
+            self.kind[number] = SAME if op.name in known.NORMS else kinds[0]
+        for out, kind in zip(op.outs, kinds, strict=False):
+            if not isinstance(out, Note):
+                continue
+            self.kind[out.number] = kind
+            if random:
+                self._random.add(out.number)
+            if kind == MIXED:
+                self._why[out.number] = mixed_by or _shown(op)
+            for other in op.others:
+                if other not in self.kind:
+                    continue
+                before = self.kind[other]
+                if kind.name != "rows" or before.name != "rows" or (kind.dim is None) != (before.dim is None):
+                    self.kind[other] = MIXED
+                    self._why[other] = mixed_by or _shown(op)
+
+
+def _fits(kind: Kind, shape: Kind) -> bool:
+    """Whether a kind that was found fits to the shapes of the results."""
+    return shape != MIXED and kind.dim == shape.dim
+
+
+def _has_known_shape(op: Op) -> bool:
+    """Whether an index has numbers only; a mask chooses as many rows as it likes."""
+    chosen = [leaf for leaf in op.leaves()[1:] if isinstance(leaf, Note)]
+    return op.name.startswith("index") and not any(n.dtype in (torch.bool, torch.uint8) for n in chosen)
+
+
+def _digest(value: torch.Tensor) -> Any:
+    flat = value.reshape(-1)
+    return (
+        (tuple(flat[:16].tolist()), float(flat.double().sum()), float(flat.double().square().sum()))
+        if flat.numel()
+        else ()
+    )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return (
+        torch.allclose(one.double(), other.double(), rtol=1e-9, atol=0, equal_nan=True)
+        if one.is_floating_point()
+        else torch.equal(one, other)
+    )
+
+
+def _shown(op: Op) -> str:
+    return f"{op.name}{_at(op)}"
+
+
+def _at(op: Op) -> str:
+    return f" ({op.line})" if op.line else ""

@@ -1,0 +1,215 @@
+"""Tries one operation on random numbers that have its arguments' kinds, on A, B and C, and judges the results.
+
+One operation cannot hide a difference behind a large number, a mask, half precision or a tolerance, as a whole model
+can. Numbers are float64, of several sizes: what varies with all rows is also tried far larger than the rows, so that
+a small factor inside the operation (`alpha=1e-12`) does not hide it. Where an argument varies, only sums, products and
+quotients are tried, which random numbers decide; a comparison or a maximum of such a number is mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.script.proof.kinds import MIXED, Kind, Parts
+from paceline.script.proof.recorder import Note, Op, mapped, words
+from paceline.torch_private import arguments_of, changes_arguments, is_view
+
+EXACT = 1e-11  # relative to the largest number, in float64
+COARSE = 1e-4  # for operations without float64
+HALVES = (torch.float32, torch.float16, torch.bfloat16)
+# Values are only moved: one try with numbers that all differ decides.
+MOVES = words(
+    """
+    cat stack repeat flip roll constant_pad_nd index_select select_backward slice_backward unfold_backward
+    as_strided tile expand slice_scatter select_scatter diagonal_backward repeat_interleave
+    """
+)
+RATIONAL = words(
+    """
+    add sub rsub mul div neg reciprocal addcmul addcdiv square mm bmm addmm baddbmm addmv mv dot sum mean clone
+    _to_copy copy copy_ add_ sub_ mul_ div_ neg_ addcmul_ addcdiv_ addmm_ lerp lerp_ nll_loss_backward
+    nll_loss2d_backward mse_loss mse_loss_backward sum_to_size convolution convolution_backward select_backward
+    slice_backward index_put index_put_ index_add index_add_ embedding_dense_backward native_layer_norm_backward
+    native_group_norm_backward linear true_divide diff trace cumsum outer addr fill fill_ where masked_fill
+    masked_fill_ zero_ mul_backward l1_loss_backward smooth_l1_loss_backward huber_loss_backward
+    binary_cross_entropy_backward threshold_backward gelu_backward tanh_backward sigmoid_backward silu_backward
+    _softmax_backward_data _log_softmax_backward_data native_dropout_backward elu_backward hardtanh_backward
+    leaky_relu_backward softplus_backward hardswish_backward hardsigmoid_backward mish_backward
+    log_sigmoid_backward zeros_like ones_like full_like new_zeros new_ones new_full
+    """
+)
+SHAPE_ONLY = words(
+    """
+    zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
+    """
+)
+
+
+class Probe:
+    """Tries operations."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def __call__(self, ops: Sequence[Op], kind: Callable[[Note], Kind]) -> list[Kind]:
+        """The kinds of the results. RuntimeError (or another one of torch's) if the operation cannot be tried."""
+        op = ops[0]
+        varies = [leaf for leaf in op.leaves() if isinstance(leaf, Note) and kind(leaf).varies and not _is_known(leaf)]
+        moves = op.name in MOVES or (is_view(op.func) and not changes_arguments(op.func))
+        if varies and not moves and op.name not in RATIONAL and not _is_linear(op, varies):
+            return [MIXED] * len(op.outs)
+        ways: list[dict[str, Any]] = [{"distinct": True}]
+        if not moves:
+            ways = [{"size": 1.0}, {"size": 1e3, "positive": True}, {"size": 1e-3, "varying": 1e10}]
+        found: list[Kind] | None = None
+        for seed, way in enumerate(ways):
+            kinds = self._try(ops, kind, seed, way)
+            found = (
+                kinds if found is None else [k if k == other else MIXED for k, other in zip(found, kinds, strict=True)]
+            )
+        return found or []
+
+    def _try(self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, way: dict[str, Any]) -> list[Kind]:
+        try:
+            return self._run(ops, kind, seed, torch.float64, EXACT, way)
+        except (RuntimeError, ValueError, IndexError, NotImplementedError):
+            pass
+        try:
+            return self._run(ops, kind, seed, torch.float64, EXACT, way | {"unit": True})  # in (0, 1)
+        except (RuntimeError, ValueError, IndexError, NotImplementedError):
+            return self._run(ops, kind, seed, torch.float32, COARSE, way)
+
+    def _run(
+        self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, wide: torch.dtype, tolerance: float, way: Any
+    ) -> list[Kind]:
+        numbers = [
+            _Numbers(self._parts, torch.Generator().manual_seed(seed * 1000 + i), wide, way).make(kind(a), (a, b, c))
+            for i, (a, b, c) in enumerate(_columns(ops))
+        ]
+        results = []
+        for part, op in enumerate(ops):
+            given = iter([column[part] for column in numbers])
+            put = lambda value, given=given: mapped(value, lambda note: next(given).clone())  # noqa: E731
+            args = [_widened(arg, wide) for arg in put(op.args)]
+            kwargs = {name: _widened(arg, wide) for name, arg in put(op.kwargs).items()}
+            func = torch.ops.aten.reshape.default if op.name in ("view", "_unsafe_view") else op.func
+            with torch.no_grad():
+                made = func(*args, **kwargs)
+            results.append(_flat(made))
+        equal = _equality(tolerance)
+        return [_judged(self._parts, values, equal) for values in zip(*results, strict=True)]
+
+
+def _is_known(note: Note) -> bool:
+    return note.value is not None and not note.dtype.is_floating_point
+
+
+def _is_linear(op: Op, varying: list[Note]) -> bool:
+    """Whether these are the gradients that a backward is given, in which it is linear."""
+    if not op.name.endswith("_backward"):
+        return False
+    arguments = zip(arguments_of(op.func), op.args, strict=False)
+    return all(any(note is value and a.name.startswith("grad") for a, value in arguments) for note in varying[:1])
+
+
+class _Numbers:
+    """Random numbers of a kind, for A, B and C."""
+
+    def __init__(self, parts: Parts, generator: torch.Generator, wide: torch.dtype, way: dict[str, Any]) -> None:
+        self._parts, self._generator, self._wide, self._way = parts, generator, wide, way
+
+    def make(self, kind: Kind, notes: Sequence[Note]) -> list[torch.Tensor]:
+        a = notes[0]
+        if not a.dtype.is_floating_point and not a.dtype.is_complex:
+            return self._integers(kind, notes)
+        if all(note.value is not None for note in notes) and (not a.stray or kind.varies or kind.is_same):
+            return [_wide(note.value, self._wide) for note in notes]
+        whole, first, last = self._parts.sizes[kind.of]
+        far = self._way.get("varying", 1.0) if kind.varies else 1.0
+        if kind.name == "rows" or kind.name == "index":
+            made = self._drawn(a.shape, a.dtype)
+            return [made, *(self._parts.cut(made, kind, part) for part in (1, 2))]
+        if kind.name == "share":
+            made = self._drawn(a.shape, a.dtype) * far
+            return [made, *(self._parts.cut(made, kind, part) * self._parts.share(part, kind.of) for part in (1, 2))]
+        one, other = self._drawn(a.shape, a.dtype) * far, self._drawn(a.shape, a.dtype) * far
+        if kind.name == "sum":
+            return [one + other, one, other]
+        if kind.name in ("mean", "average"):
+            return [(one * first + other * last) / whole, one, other]
+        return [self._drawn(note.shape, note.dtype) * far for note in notes]
+
+    def _integers(self, kind: Kind, notes: Sequence[Note]) -> list[torch.Tensor]:
+        if kind.name == "sum" and notes[0].dtype is not torch.bool:
+            one, other = (
+                torch.randint(1, 50, notes[0].shape, generator=self._generator, device="cpu") for _ in range(2)
+            )
+            return [t.to(notes[0].dtype) for t in (one + other, one, other)]
+        if any(note.value is None for note in notes):
+            raise RuntimeError("a large tensor of integers is not kept")
+        return [note.value.cpu() for note in notes]  # type: ignore[union-attr]
+
+    def _drawn(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        if dtype.is_complex:
+            return torch.randn(shape, generator=self._generator, dtype=torch.complex128, device="cpu")
+        way = self._way
+        if "distinct" in way:
+            count = torch.Size(shape).numel()
+            first = 1 + torch.rand((), generator=self._generator, device="cpu")
+            return (torch.arange(count, dtype=self._wide, device="cpu") + first).reshape(shape)
+        if "unit" in way:
+            return torch.rand(shape, generator=self._generator, dtype=self._wide, device="cpu") * 0.8 + 0.1
+        if "positive" in way:
+            return (torch.rand(shape, generator=self._generator, dtype=self._wide, device="cpu") + 0.5) * way["size"]
+        return torch.randn(shape, generator=self._generator, dtype=self._wide, device="cpu") * way["size"]
+
+
+def _wide(value: Any, wide: torch.dtype) -> torch.Tensor:
+    found: torch.Tensor = value.cpu()
+    return found.to(wide) if found.is_floating_point() else found
+
+
+def _columns(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+    notes = [[leaf for leaf in op.leaves() if isinstance(leaf, Note)] for op in ops]
+    return list(zip(*notes, strict=True))
+
+
+def _widened(value: Any, wide: torch.dtype) -> Any:
+    """Arguments that name a precision or a device."""
+    if isinstance(value, torch.dtype):
+        return wide if value in HALVES else value
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _flat(made: Any) -> list[Any]:
+    if isinstance(made, (list, tuple)):
+        return [leaf for item in made for leaf in _flat(item)]
+    return [made]
+
+
+def _judged(parts: Parts, values: Sequence[Any], equal: Callable[[Any, Any], bool]) -> Kind:
+    if not isinstance(values[0], torch.Tensor):
+        return Kind("rows") if values[0] == values[1] == values[2] else MIXED
+    return parts.judge(values, equal)
+
+
+def _equality(tolerance: float) -> Callable[[Any, Any], bool]:
+    def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+        if one.shape != other.shape:
+            return False
+        if not one.numel():
+            return True
+        if not one.is_floating_point() and not one.is_complex():
+            return torch.equal(one, other)
+        one, other = (t if t.is_complex() else t.double() for t in (one, other))
+        odd = ~(one.isfinite() & other.isfinite())
+        if odd.any():
+            if not torch.equal(one[odd].nan_to_num(7.0), other[odd].nan_to_num(7.0)) or odd.double().mean() > 0.5:
+                return False
+            one, other = one[~odd], other[~odd]
+        return bool(((one - other).abs() <= tolerance * one.abs().max() + 1e-300).all())
+
+    return equal

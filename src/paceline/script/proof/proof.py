@@ -1,0 +1,506 @@
+"""Proves that a module may be computed in slices, and finds how its outputs are combined.
+
+The module is tried on a few rows (A), on some of them (B) and on the others (C), forward and backward; `induction`
+finds what each tensor is. Every worker makes the same proof of the same rows; one exchange makes sure that all of them
+found the same. A proof that cannot be made is no proof: the module is not cut, and the reason names the operation and
+the line that made it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.errors import PacelineError
+from paceline.script import tree
+from paceline.script.draws.rows import Drawn, DrawRule, Draws
+from paceline.script.proof import surroundings, trial
+from paceline.script.proof.induction import Induction
+from paceline.script.proof.kinds import MIXED, SAME, SHARE, Kind, Parts, rows
+from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Names, Note, is_counted, names_of
+from paceline.script.proof.trial import Traced
+from paceline.script.slicing import side_effects
+from paceline.script.slicing.arguments import cut_leaves
+from paceline.script.slicing.backward_hooks import hooked
+from paceline.script.slicing.crossings import Split, memory_order
+from paceline.script.slicing.graphs import GraphCuts, graph_ways
+from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.slicing.reasons import name_of, refusal, unbatched
+from paceline.script.slicing.side_effects import Place, is_in_module
+from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
+from paceline.torch_private import is_compiled, uncompiled
+
+FEW = (5, 2)  # rows of A and of B
+OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
+PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Stands for the group of a split into the rows of B (0) and of C (1)."""
+
+    rank: int
+    world: int = 2
+
+
+class Proof:
+    """Finds plans. Every worker calls it at the same call, and all workers get the same plan or the same reason."""
+
+    def __init__(self, group: Group, batch_dim: int, draws: Draws) -> None:
+        self.group, self.batch_dim, self._draws = group, batch_dim, draws
+
+    def __call__(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        *,
+        all_rows: bool = False,
+    ) -> Judgement:
+        """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch.
+        `all_rows`: on a few rows the module did not compute what it computes on many."""
+        plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
+        ways = [*graph_ways(leaves, self.group.world), *plain_ways]
+        if not ways:
+            return one
+        if (why_not := hooked(module)) is not None:
+            return why_not
+        plan, why = self._first(plain, module, given, leaves, ways, all_rows=all_rows)
+        found = zlib.crc32(repr(plan or why).encode())
+        if len(set(self.group.gather_objects(found, "the proof"))) > 1:
+            plan, why = None, "the workers do not find the same when they try it out"
+        if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
+            one = Unbatched(f"{describe(module)} gets a batch of less than two rows.")
+        return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
+
+    def _first(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        ways: list[Way],
+        *,
+        all_rows: bool,
+    ) -> tuple[SlicePlan | None, str]:
+        """The plan for the first way of cutting the arguments that can be proven, or why the first one cannot."""
+        trouble = ""
+        for number, way in enumerate(ways):
+            try:
+                try:
+                    plan = self._try(plain, uncompiled(module), given, leaves, way, all_rows=all_rows)
+                except Exception:
+                    if not _rows_in_attributes(module, batch_of(leaves, *way)):
+                        raise
+                    plan = self._try(plain, uncompiled(module), given, leaves, way, all_rows=all_rows, lend=True)
+                # A module that mixes samples gives the same if only an argument that it ignores is cut: no proof.
+                if not (number and plan.is_idle):
+                    plan.compiled = any(map(is_compiled, module.modules()))
+                    return plan, ""
+            except CannotTry as error:
+                trouble = trouble or str(error)
+            except PacelineError:
+                raise
+            except Exception as error:  # the module's own, on a part of the rows
+                trouble = trouble or f"tried on some of the rows, it raised {type(error).__name__}: {error}"
+        return None, trouble or "no argument that it uses can be cut"
+
+    def _try(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        way: Way,
+        *,
+        all_rows: bool,
+        lend: bool = False,
+    ) -> SlicePlan:
+        """`lend`: tensors in attributes that are as long as the batch are cut, too (a recurrent state)."""
+        batch_leaf, cuts = way
+        batch, split = batch_of(leaves, batch_leaf, cuts), split_of(leaves, batch_leaf, cuts, self.group)
+        if batch < 2:
+            raise CannotTry("a batch of less than two rows proves nothing")
+        (whole, first), single = FEW, min(split.sizes) < 2
+        if isinstance(cuts, GraphCuts):
+            whole, first = (batch, batch // 2) if batch < whole else FEW
+        if all_rows and batch > whole:
+            whole, first = batch, split.sizes[0]
+        some = some_rows(given, leaves, cuts, whole)
+        lent = _rows_in_attributes(module, batch) if lend else {}
+        pieces = _Pieces(plain, module, some, way, (whole, first, batch), self._draws, lent)
+        traces = [pieces.trace(part) for part in range(3)]
+        judge = _Judge(pieces, traces, cuts, module)
+        plan = judge.plan(batch_leaf)
+        for place, dim in lent.items():
+            if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
+                raise CannotTry(f"{_told(place)} is as long as the batch, and not replaced by the call")
+        plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
+        if single and not isinstance(cuts, GraphCuts):
+            judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
+        if whole < batch and not self._is_same(plain, module, given, pieces.given(0), pieces.lend(0)):
+            raise CannotTry("it computes other operations on the whole batch than on a few of its rows")
+        return plan
+
+    def is_same_on_all_rows(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+        """Whether the module makes the same operations on all rows of this call as on a few: no other branch, no
+        virtual batches. Every worker calls it; all get the same answer."""
+        leaves, (many, _) = tree.leaves(given), FEW
+        found = plan.batch(leaves) <= many
+        if not found:
+            try:
+                few = _own(some_rows(given, leaves, plan.cuts, many))
+                found = self._is_same(plain, uncompiled(module), given, few)
+            except PacelineError:
+                raise
+            except Exception:  # the module's own: the call itself, or a proof, will tell
+                found = False
+        return all(self.group.gather_objects(found, "the operations on all rows"))
+
+    def _is_same(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        some: Any,
+        prepare: Callable[[nn.Module], None] = lambda copied: None,
+    ) -> bool:
+        can_have_grad = torch.is_grad_enabled()
+        for grad in (False, True) if can_have_grad else (False,):
+            with torch.set_grad_enabled(grad):
+                try:
+                    few = self._names(plain, module, some, prepare)
+                except Exception:
+                    if grad or not can_have_grad:
+                        raise
+                    continue  # it needs gradients: a hook on a tensor, a gradient inside
+                return few == self._names(plain, module, _own(given))
+        return False
+
+    def _names(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        prepare: Callable[[nn.Module], None] = lambda copied: None,
+    ) -> list[str]:
+        """The operations that the module makes with these arguments, which it may change."""
+        with trial.alone(module) as (copied, *_), self._draws.rehearsal():
+            prepare(copied)
+            with Names(self._draws) as names:
+                plain(copied, *given[0], **given[1])
+        found: list[str] = names.found
+        return found
+
+
+class _Pieces:
+    """The arguments of the three trials."""
+
+    def __init__(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        some: Any,
+        way: Way,
+        rows: tuple[int, int, int],
+        draws: Draws,
+        lent: dict[Place, int],
+    ) -> None:
+        """`rows`: of A, of B and of the batch. `lent`: places in attributes, and the dimension that is cut."""
+        self._plain, self._module, self._some, self._draws = plain, module, some, draws
+        self._cuts, self._lent, self._rows = way[1], lent, rows
+        whole, first, _ = rows
+        sizes = (first, whole - first)
+        leaves = tree.leaves(some)
+        self._splits: list[Split | None] = [None]
+        for rank in range(2):
+            group: Any = Part(rank)
+            if isinstance(self._cuts, GraphCuts):
+                self._splits.append(self._cuts.split_in(leaves, group, sizes))
+            else:
+                self._splits.append(Split(group, sizes))
+        told = self._splits[1]
+        single: Any = Part(0)
+        self._splits.append(Split(single, (1, whole - 1)))
+        assert told is not None
+        self.parts = Parts(tuple((sum(s.sizes), *s.sizes) for s in (told, *told.uneven)))  # type: ignore[misc]
+        self._drawn: tuple[Drawn, ...] = ()
+        self._whole: Traced | None = None  # the trial on all of the rows
+
+    def given(self, part: int) -> Any:
+        """Arguments of its own for a trial."""
+        split, some = self._splits[part], self._some
+        if split is not None:
+            some = cut_leaves(some, tree.leaves(some), self._cuts, split)
+        needs = {id(leaf): getattr(leaf, "requires_grad", False) for leaf in tree.leaves(some)}
+        if split is not None:
+            told = [getattr(leaf, "requires_grad", False) for leaf in tree.leaves(self._some)]
+            needs = {id(leaf): told[i] for i, leaf in enumerate(tree.leaves(some))}
+        return _own(some, needs)
+
+    def lend(self, part: int) -> Callable[[nn.Module], None]:
+        """Cuts what the attributes of a copy hold of the whole batch."""
+        whole, first, batch = self._rows
+        chosen = [k * batch // whole for k in range(whole)]
+        chosen = [chosen, chosen[:first], chosen[first:], chosen[:1]][part]
+
+        def prepare(copied: nn.Module) -> None:
+            for place, dim in self._lent.items():
+                value = side_effects.get(copied, place)
+                index = torch.tensor(chosen, device=value.device)
+                side_effects.put(copied, place, value.detach().index_select(dim, index))
+
+        return prepare
+
+    def trace(self, part: int) -> Traced:
+        split = self._splits[part]
+        made = trial.run(
+            self._plain,
+            self._module,
+            self.given(part),
+            self._draws,
+            part=split,
+            expected=self._drawn,
+            prepare=self.lend(part),
+            like=self._whole,
+        )
+        if split is None:
+            self._drawn, self._whole = made.drawn, made
+        return made
+
+
+class _Judge:
+    """Makes a plan of three traces. CannotTry says why there is none."""
+
+    def __init__(self, pieces: _Pieces, traces: Sequence[Traced], cuts: dict[int, int], module: nn.Module) -> None:
+        self._parts, self._traces, self._cuts, self._module = pieces.parts, traces, cuts, module
+        self._found, self._pieces = Induction(pieces.parts), pieces
+
+    def plan(self, batch_leaf: int) -> SlicePlan:
+        a, found = self._traces[0], self._found
+        found.kind.update(dict.fromkeys(a.weights, SAME))
+        for columns in zip(*(traced.held for traced in self._traces), strict=True):
+            kind = self._parts.along(*(shape for _, shape in columns))  # the same, or lent rows
+            found.kind[columns[0][0]] = kind or MIXED
+        for i, number in enumerate(a.given):
+            if number is not None:
+                found.kind[number] = self._kind_of_argument(i)
+        self._compare_python()
+        found.follow([traced.forward for traced in self._traces])
+        for i, number in enumerate(a.given_after):
+            if number is not None and found.kind.get(number, SAME) != self._kind_of_argument(i):
+                raise CannotTry(f"it changes an argument in place: {found.why(number) or 'not row by row'}")
+        outputs = [self._role(leaf, i) for i, leaf in enumerate(tree.leaves(a.output))]
+        states = [(place, self._role_of_state(place)) for place in sorted(a.states, key=repr)]
+        buffers = list(self._buffers())
+        for name, number in a.kept.items():
+            if not found.kind.get(number, SAME).is_same:
+                raise CannotTry(f"it keeps a tensor in {name} that depends on the rows")
+        if a.starts:
+            self._follow_backward()
+        return SlicePlan(
+            batch_leaf,
+            self._cuts,
+            tuple(outputs),
+            tuple((place, role) for place, role in states if role is not None),
+            tuple(buffers),
+            draws=tuple(self._rules()),
+            all_count=found.adds_to_average,
+        )
+
+    def compare_single(self, one: Traced) -> None:
+        """A worker may have a single row, which code may treat as another case (`squeeze`): the module must make the
+        same operations on it, and all results must have the shapes of one row."""
+        a = self._traces[0]
+        if names_of(one.forward) != names_of(a.forward):
+            raise CannotTry("it computes other operations on a single row")
+        ops = [[op for op in traced.forward if is_counted(op) and op.name not in MAY_FUSE] for traced in (a, one)]
+        for op, other in zip(*ops, strict=True):
+            for out, found in zip(op.outs, other.outs, strict=False):
+                if isinstance(out, Note) and isinstance(found, Note):
+                    kind, shape = self._found.of(out), list(out.shape)
+                    if kind.name in ("rows", "share") and kind.dim is not None:
+                        shape[kind.dim] //= self._parts.sizes[0][0]
+                    if tuple(shape) != found.shape and kind != MIXED:
+                        raise CannotTry(f"a single row gives other shapes, by {op.name} ({op.line})")
+        outputs = [[getattr(leaf, "ndim", None) for leaf in tree.leaves(traced.output)] for traced in (a, one)]
+        if outputs[0] != outputs[1]:
+            raise CannotTry("its output has another number of dimensions for a single row")
+
+    def _kind_of_argument(self, leaf: int) -> Kind:
+        if leaf not in self._cuts and not isinstance(self._cuts, GraphCuts):
+            return SAME
+        if leaf in self._cuts and not isinstance(self._cuts, GraphCuts):
+            return rows(self._cuts[leaf])
+        return self._by_values(leaf)
+
+    def _by_values(self, leaf: int) -> Kind:
+        """Of a batch of graphs: by the shapes of the argument in the three trials, and by its numbers."""
+        values = [tree.leaves(self._pieces.given(part))[leaf] for part in range(3)]
+        kind = self._parts.along(*(tuple(value.shape) for value in values))
+        if kind is None:
+            return MIXED
+        if values[0].dtype is torch.int64:
+            return self._parts.judge(values, torch.equal)
+        return kind
+
+    def _compare_python(self) -> None:
+        """Python values that the call leaves, and what it prints, must not depend on the rows."""
+        a, b, c = self._traces
+        if where := surroundings.differing([traced.memory for traced in self._traces]):
+            raise CannotTry(f"it leaves a number in {where} that depends on the rows")
+        if not a.told == b.told == c.told:
+            raise CannotTry("it prints or writes to a file what depends on the rows")
+        if any(tree.structure(a.output) != tree.structure(other.output) for other in (b, c)):
+            raise CannotTry("it returns another structure on other numbers of rows")
+        if any(a.states.keys() != other.states.keys() for other in (b, c)):
+            place = next(iter((a.states.keys() ^ b.states.keys()) | (a.states.keys() ^ c.states.keys())))
+            raise CannotTry(f"it leaves values in {_told(place)} that depend on the number of rows")
+
+    def _role(self, leaf: Any, i: int) -> Role:
+        name = tree.paths(self._traces[0].output, "output")[i]
+        if isinstance(leaf, torch.Tensor):
+            number = self._traces[0].outputs[i]
+            assert number is not None
+            return self._role_of(number, leaf, name)
+        others = [tree.leaves(traced.output)[i] for traced in self._traces[1:]]
+        same = type(leaf) in PLAIN or isinstance(leaf, PLAIN)
+        if same and all(type(other) is type(leaf) and (other == leaf or leaf != leaf) for other in others):
+            return Role("same")
+        if not same and (isinstance(leaf, OPAQUE) or _holds_nothing(leaf)):
+            return Role("same")
+        (whole, first, last), *_ = self._parts.sizes
+        if type(leaf) is int and others == [leaf * first / whole, leaf * last / whole]:
+            # It depends on the number of rows only: on samples it could depend by a read, which ends the proof.
+            return Role("sum")
+        if same:
+            raise CannotTry(f"{name} is a number that depends on the number of rows")
+        raise CannotTry(f"{name} is a {type(leaf).__name__}, whose tensors are not accessible from outside")
+
+    def _role_of(self, number: int, tensor: torch.Tensor, name: str) -> Role:
+        kind = self._found.kind.get(number, SAME)
+        if kind.is_rows:
+            many = tensor.shape[kind.dim or 0] // self._parts.sizes[kind.of][0]
+            if kind.outer not in (1, many):
+                raise CannotTry(f"{name} has a sample's rows in several groups")
+            return Role("rows", kind.dim or 0, kind.outer > 1, kind.of, memory_order(tensor))
+        if kind.is_same:
+            return Role("same")
+        if kind.name in ("sum", "mean", "average"):
+            return Role(kind.name)  # type: ignore[arg-type]
+        if kind == SHARE:
+            return Role("sum")
+        if kind == MIXED:
+            raise CannotTry(f"{name} depends on other samples, or on their number, by {self._found.why(number)}")
+        raise CannotTry(f"{name} depends on the number of rows")
+
+    def _role_of_state(self, place: Place) -> Role | None:
+        value, number = self._traces[0].states[place], self._traces[0].state_numbers.get(place)
+        if number is None:
+            return None  # a number, the same for all rows: see `_compare_python`
+        role = self._role_of(number, value, _told(place))
+        return None if role.kind == "same" else role
+
+    def _buffers(self) -> Iterator[tuple[str, str, Role]]:
+        norms = {id(b) for m in self._module.modules() for b in _statistics(m)}
+        for (path, name), number in self._traces[0].buffers.items():
+            held = self._module.get_submodule(path)._buffers.get(name)
+            kind = self._found.kind.get(number, SAME)
+            if id(held) in norms or kind.is_same:
+                continue
+            where = f"its buffer {f'{path}.{name}'.lstrip('.')}"
+            if kind.name not in ("sum", "mean"):
+                how = self._found.why(number)
+                raise CannotTry(
+                    f"{where} depends on all samples in a way that slices do not give{how and f', by {how}'}"
+                )
+            yield path, name, Role(kind.name)  # type: ignore[arg-type]
+
+    def _follow_backward(self) -> None:
+        a, found = self._traces[0], self._found
+        for number, what in a.starts:
+            source = a.outputs[what] if isinstance(what, int) else a.state_numbers[what]
+            kind = found.kind.get(source, SAME) if source is not None else SAME
+            # As in a real call: of a mean each worker gets its share, and so it counts of what is the same everywhere.
+            found.kind[number] = kind if kind.is_rows else SAME if kind.name == "sum" else SHARE
+        if len({tuple(traced.grads) for traced in self._traces}) > 1:
+            raise CannotTry("other parameters get gradients on other numbers of rows")
+        found.follow([traced.backward for traced in self._traces])
+        for name, number in a.grads.items():
+            kind = found.kind.get(number, SAME)
+            if name.isdigit():
+                fine = (
+                    kind == self._kind_of_argument(int(name))
+                    if int(name) in self._cuts
+                    else kind.name in ("sum", "share")
+                )
+                told = f"the gradient of argument {name}"
+            else:
+                fine, told = kind.name in ("sum", "share"), f"the gradient of {name}"
+            if not fine and not (kind.is_same and name in a.zero_grads):
+                how = found.why(number)
+                raise CannotTry(f"{told} depends on other samples, or on their number{how and f', by {how}'}")
+
+    def _rules(self) -> Iterator[DrawRule]:
+        """Which dimension of each draw holds rows."""
+        columns = [traced.drawn for traced in self._traces]
+        if len({len(column) for column in columns}) > 1:
+            raise CannotTry("it draws other random numbers on other numbers of rows")
+        for drawn in zip(*columns, strict=True):
+            kind = self._parts.along(*(one.shape for one in drawn))
+            if kind is None:
+                raise CannotTry("it draws other random numbers on other numbers of rows, in a way that cannot be split")
+            yield DrawRule(len(drawn[0].shape), kind.dim, kind.of, drawn[0].order)
+
+
+def _rows_in_attributes(module: nn.Module, batch: int) -> dict[Place, int]:
+    """Tensors in attributes with a dimension as long as the batch."""
+    return {
+        place: tuple(value.shape).index(batch)
+        for place, value in side_effects.look(module).values()
+        if isinstance(value, torch.Tensor) and batch in value.shape and is_in_module(place)
+    }
+
+
+def _statistics(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Of a batch norm, which sees the whole batch."""
+    from paceline.torch_private import BatchNorm
+
+    if isinstance(module, BatchNorm):
+        yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+
+
+def _holds_nothing(value: Any) -> bool:
+    """Whether an object surely has no tensor: none was found in its attributes, and it is no generator."""
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Iterator)
+
+
+def _told(place: Place) -> str:
+    path, name = place[:2]
+    return f"its attribute {f'{path}.{name}'.lstrip('.')}" if is_in_module(place) else f"the variable {name}"
+
+
+def _own(given: Any, needs_grad: dict[int, bool] | None = None) -> Any:
+    """Copies, which the call may change; one for a tensor that is given twice."""
+    made: dict[int, torch.Tensor] = {}
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in made:
+            needs = leaf.requires_grad if needs_grad is None else needs_grad[id(leaf)]
+            made[id(leaf)] = leaf.detach().clone().requires_grad_(needs)
+        return made[id(leaf)]
+
+    return tree.replace(given, put)
+
+
+def describe(module: nn.Module) -> str:
+    return f"The module {name_of(module)}"

@@ -1,0 +1,329 @@
+"""Notes every ATen operation of a trial, in forward and in backward: C++ code, attention and autograd.Functions are all
+seen. A read of a value by Python (`item`, `numpy`, `tolist`) is an operation, too.
+
+Tensors are numbered by the memory that they show (storage, offset, sizes, strides). So a view, an alias that autograd
+saved and the tensor itself have one number, as long as they show the same. A change in place gives a new number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from paceline.comm.call_site import NOT_THE_SCRIPT
+from paceline.script.draws.rows import Draws
+from paceline.torch_private import DispatchMode, address_of, changes_arguments, is_view, writes_to
+
+KNOWN_VALUES = 1 << 20  # elements: larger constants are not kept
+READS = ("numpy", "tolist", "data_ptr", "__dlpack__")
+
+
+def words(text: str) -> frozenset[str]:
+    """The names in a text."""
+    return frozenset(text.split())
+
+
+# Operations by which layout, precision or memory change, and no number: real calls may have others than trials.
+LAYOUT = words(
+    """
+    _to_copy clone alias detach contiguous empty empty_like empty_strided empty_permuted new_empty
+    new_empty_strided _unsafe_view _reshape_alias lift_fresh copy_ view reshape
+    """
+)
+
+
+class CannotTry(Exception):
+    """A trial that cannot be made, or followed; the text says why, with "it" for the module."""
+
+
+class Note:
+    """A tensor at one moment. `value`: its numbers, if they are integers, or known without any sample or weight."""
+
+    __slots__ = ("dtype", "needs_grad", "number", "shape", "stray", "value")
+
+    def __init__(self, number: int, tensor: torch.Tensor, value: torch.Tensor | None, stray: bool) -> None:
+        self.number, self.shape, self.dtype, self.value = number, tuple(tensor.shape), tensor.dtype, value
+        self.stray = stray  # came from outside: a constant that Python made, a tensor of the script
+        self.needs_grad = tensor.requires_grad and not tensor.is_leaf
+
+
+class Op:
+    """One operation. `others`: the numbers of tensors that share memory with what it has changed in place."""
+
+    __slots__ = ("also", "args", "func", "in_norm", "kwargs", "line", "name", "others", "outs", "placed")
+
+    def __init__(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
+        self.func, self.name, self.args, self.kwargs = func, name, args, kwargs
+        self.outs: list[Note | Any] = []
+        self.others: list[int] = []
+        self.also: list[int] = []  # numbers of what it has changed and does not return
+        self.line, self.placed, self.in_norm = "", False, False
+
+    def leaves(self) -> list[Any]:
+        return list(_leaves((*self.args, *self.kwargs.values())))
+
+
+def require_same(ops: list[Op], others: list[Op]) -> None:
+    """CannotTry if two trials do not make the same operations."""
+    for op, other in zip(ops, others, strict=False):
+        if (op.name, len(op.outs)) != (other.name, len(other.outs)):
+            at = f" ({op.line})" if op.line else ""
+            raise CannotTry(f"it computes {op.name}{at} on some numbers of rows, and {other.name} on others")
+    if len(ops) != len(others):
+        raise CannotTry("it computes other operations on other numbers of rows")
+
+
+class Recorder(DispatchMode):
+    """Notes the operations of one trial. `guarded`: the storages of the script's weights, which must not change."""
+
+    active: Recorder | Names | None = None
+    in_norm = 0  # calls of F.batch_norm under way
+
+    def __init__(self, draws: Draws, guarded: dict[int, str], *, lines: bool) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self._draws, self._guarded, self._lines = draws, guarded, lines
+        self._numbers: dict[Any, int] = {}
+        self._next = itertools.count()
+        self._by_storage: dict[int, list[Any]] = {}
+        self._keep: list[Any] = []  # memory that is freed would be used again, for other tensors
+        self._known: set[int] = set()  # numbers of tensors whose values depend on no sample and no weight
+
+    def number(self, tensor: torch.Tensor) -> int:
+        key = _key(tensor)
+        if key not in self._numbers:
+            self._numbers[key] = next(self._next)
+            self._keep.append(tensor)
+            self._by_storage.setdefault(key[0], []).append(key)
+        return self._numbers[key]
+
+    def note(self, tensor: torch.Tensor) -> Note:
+        before = len(self._keep)
+        number = self.number(tensor)
+        stray = len(self._keep) > before
+        is_known = number in self._known or stray or not (tensor.is_floating_point() or tensor.is_complex())
+        can_be_kept = tensor.numel() <= KNOWN_VALUES and tensor.layout is torch.strided and not tensor.is_meta
+        return Note(number, tensor, tensor.detach().clone() if is_known and can_be_kept else None, stray)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        changed = [t for t in writes_to(func, args, kwargs) if t is not None] if changes_arguments(func) else []
+        for tensor in changed:
+            if (name := self._guarded.get(_storage(tensor))) is not None:
+                raise CannotTry(f"it changes the parameter {name} in its forward")
+        op = Op(func, func.overloadpacket.__name__, _mapped(args, self._noted), _mapped(kwargs, self._noted))
+        op.placed, op.in_norm = not self._draws.on, Recorder.in_norm > 0
+        if self._lines:
+            op.line = script_line()
+        known = all(leaf.number in self._known for leaf in op.leaves() if isinstance(leaf, Note))
+        made = func(*args, **kwargs)
+        for tensor in changed:
+            self._renew(tensor, op)
+        outs = list(_leaves((made,)))
+        if (
+            known
+            and torch.Tag.nondeterministic_seeded not in func.tags
+            and not op.name.startswith(("empty", "new_emp"))
+        ):
+            self._known.update(self.number(out) for out in (*outs, *changed) if isinstance(out, torch.Tensor))
+        else:
+            self._known.difference_update(self.number(tensor) for tensor in changed)
+        op.outs = [self._noted(out) for out in (outs or changed)]
+        op.also = [self.number(tensor) for tensor in changed if all(tensor is not out for out in outs)] if outs else []
+        self.ops.append(op)
+        return made
+
+    def read(self, how: str, tensor: torch.Tensor) -> None:
+        """Python code looks at the values."""
+        op = Op(None, how, [self.note(tensor)], {})
+        op.line = script_line() if self._lines else ""
+        self.ops.append(op)
+
+    def _noted(self, value: Any) -> Any:
+        return self.note(value) if isinstance(value, torch.Tensor) else value
+
+    def _renew(self, tensor: torch.Tensor, op: Op) -> None:
+        """The tensor was changed: what it shows has a new number."""
+        key = _key(tensor)
+        self.number(tensor)
+        op.others += [self._numbers[other] for other in self._by_storage[key[0]] if other != key]
+        self._numbers[key] = next(self._next)
+
+    def __enter__(self) -> Any:
+        self._outer, Recorder.active = Recorder.active, self
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        Recorder.active = self._outer
+        super().__exit__(*raised)
+
+
+class Names(DispatchMode):
+    """Lists only which operations a call makes: the same for a trial and for a real call in slices, inside which draws
+    and batch norms are computed otherwise."""
+
+    def __init__(self, draws: Draws) -> None:
+        super().__init__()
+        self._draws, self._inside = draws, 0
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if self._draws.on and not Recorder.in_norm and (names := _counted_names(func)):
+            self.found += names
+            if args and isinstance(args[0], (list, tuple)) and args[0] and isinstance(args[0][0], torch.Tensor):
+                self.found.append(str(len(args[0])))
+        return made
+
+    def __enter__(self) -> Any:
+        self._outer, Recorder.active = Recorder.active, self
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        Recorder.active = self._outer
+        super().__exit__(*raised)
+
+
+def names_of(ops: list[Op]) -> list[str]:
+    """What `Names` lists, of a trial."""
+    found: list[str] = []
+    for op in filter(is_counted, ops):
+        found += [op.name] if op.func is None else _counted_names(op.func)
+        if op.args and isinstance(op.args[0], list) and op.args[0] and isinstance(op.args[0][0], Note):
+            found.append(str(len(op.args[0])))
+    return found
+
+
+def is_counted(op: Op) -> bool:
+    """Whether a real call makes this operation, too: the model's own, and no change of layout."""
+    if op.func is None:
+        return op.name == "batch_norm"
+    return not op.placed and not op.in_norm and bool(_counted_names(op.func))
+
+
+_names: dict[Any, tuple[str, ...]] = {}
+# Which of the two torch takes depends on the layout of memory.
+MAY_FUSE = ("mm", "bmm", "add", "addmm", "baddbmm", "linear")
+FUSED = {"addmm": ("mm", "add"), "baddbmm": ("bmm", "add"), "linear": ("mm", "add")}
+
+
+def _counted_names(func: Any) -> tuple[str, ...]:
+    if func not in _names:
+        name = func.overloadpacket.__name__
+        is_layout = name in LAYOUT or func.namespace == "profiler" or (is_view(func) and not changes_arguments(func))
+        _names[func] = () if is_layout else FUSED.get(name, (name,))
+    return _names[func]
+
+
+@contextmanager
+def norm() -> Iterator[None]:
+    """Around a call of F.batch_norm, which sees the whole batch in a real call."""
+    if Recorder.in_norm:
+        pass
+    elif isinstance(Recorder.active, Names):
+        Recorder.active.found.append("batch_norm")
+    elif Recorder.active is not None:
+        Recorder.active.ops.append(Op(None, "batch_norm", [], {}))
+    with hidden():
+        yield
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Operations that are no part of the model's own list."""
+    Recorder.in_norm += 1
+    try:
+        yield
+    finally:
+        Recorder.in_norm -= 1
+
+
+@contextmanager
+def reads_noted(recorder: Recorder) -> Iterator[None]:
+    """Functions by which Python sees a tensor's numbers without an operation."""
+
+    def noting(plain: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if Recorder.active is recorder:
+                recorder.read(name, self)
+            return plain(self, *args, **kwargs)
+
+        return read
+
+    own = {name: vars(torch.Tensor).get(name) for name in READS}
+    for name in READS:
+        setattr(torch.Tensor, name, noting(getattr(torch.Tensor, name), name))
+    try:
+        yield
+    finally:
+        for name, plain in own.items():
+            if plain is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, plain)
+
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def script_line() -> str:
+    """The innermost line that is running and is neither torch's nor ours, as file:line."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _OURS)) and not frame.f_globals.get("__name__", "").startswith(NOT_THE_SCRIPT):
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return address_of(tensor.untyped_storage()) if tensor.layout is torch.strided else id(tensor)
+
+
+def _key(tensor: torch.Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        return (id(tensor), 0, (), ())
+    return (_storage(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def storages_of(tensors: dict[str, torch.Tensor]) -> dict[int, str]:
+    return {_storage(tensor): name for name, tensor in tensors.items()}
+
+
+def _mapped(value: Any, put: Callable[[Any], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return put(value)
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, put) for item in value]
+    if isinstance(value, dict):
+        return {key: _mapped(item, put) for key, item in value.items()}
+    return value
+
+
+def mapped(value: Any, put: Callable[[Note], Any]) -> Any:
+    """The arguments with `put(note)` in the place of each note."""
+    if isinstance(value, Note):
+        return put(value)
+    if isinstance(value, list):
+        return [mapped(item, put) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(item, put) for key, item in value.items()}
+    return value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    for item in value:
+        if isinstance(item, (list, tuple)):
+            yield from _leaves(item)
+        else:
+            yield item

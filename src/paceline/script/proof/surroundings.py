@@ -1,0 +1,199 @@
+"""Python values that a call may change besides the attributes of its modules: variables of the script, what hooks keep,
+attributes of classes. They are kept before a trial and put back after it; and compared between trials, since what a
+call leaves must not depend on the number of rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.script.slicing import side_effects
+
+PLAIN = (str, int, float, bool, bytes, type(None), complex)
+DEPTH = 5
+MANY = 2000  # items of a container that are looked at
+LARGE = 1 << 20  # bytes of an array that is kept
+CLOSED = ("torch.utils.data", "builtins", "types", "_", "paceline.")  # modules whose objects are not looked into
+
+
+def keep(module: nn.Module) -> Callable[[], None]:
+    """Returns a function that puts the present values back."""
+    found: dict[int, tuple[Any, Any]] = {}
+    for _, held in _outside(module):
+        _keep(held, found, DEPTH)
+    numbers = list(_numbers(module))
+    classes = [(cls, name, value) for cls, name, value in _of_classes(module)]
+
+    def put_back() -> None:
+        for container, before in found.values():
+            _put(container, before)
+        for path, name, value in numbers:
+            owner = side_effects.owner_of(module, path)
+            if owner.get(name) is not value:
+                owner[name] = value
+        for cls, name, value in classes:
+            if cls.__dict__.get(name) is not value:
+                setattr(cls, name, value)
+
+    return put_back
+
+
+def values(module: nn.Module) -> dict[Any, Any]:
+    """All plain values in reach of the module, by where they are; of containers also their sizes."""
+    found: dict[Any, Any] = {}
+    seen: set[int] = set()
+    for path, m in module.named_modules():
+        for name, value in list(m.__dict__.items()):
+            if name not in side_effects.OWN or name == "training":
+                _list((path, name), value, found, seen, DEPTH)
+    for where, held in _outside(module):
+        _list(where, held, found, seen, DEPTH)
+    for cls, name, value in _of_classes(module):
+        _list((cls.__qualname__, name), value, found, seen, DEPTH)
+    return found
+
+
+def tensors(module: nn.Module) -> dict[Any, torch.Tensor]:
+    """All tensors in reach of the module that are no parameters and no buffers, by where they are."""
+    found: dict[Any, Any] = {}
+    seen: set[int] = set()
+    for path, m in module.named_modules():
+        for name, value in list(m.__dict__.items()):
+            if name not in side_effects.OWN:
+                _list((path, name), value, found, seen, DEPTH, tensors=True)
+    for where, held in _outside(module):
+        _list(where, held, found, seen, DEPTH, tensors=True)
+    return found
+
+
+def changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, Any]:
+    """The values that are new or others than before."""
+    gone = {where: None for where in before if where not in after}
+    return gone | {w: v for w, v in after.items() if w not in before or not _is_equal(v, before[w])}
+
+
+def differing(some: list[dict[Any, Any]]) -> str:
+    """The name of a change that is not the same in all; empty if there is none."""
+    first, *others = some
+    for other in others:
+        for where in {**first, **other}:
+            if where not in first or where not in other or not _is_equal(first[where], other[where]):
+                return name_of(where)
+    return ""
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))
+
+
+def name_of(where: Any) -> str:
+    """A place, for a person."""
+    path, name, *_ = where
+    return f"{path}.{name}".lstrip(".") if path else str(name)
+
+
+def _outside(module: nn.Module) -> Iterator[tuple[Any, Any]]:
+    for path, name, held in side_effects.outside(module):
+        yield (path, name), held
+
+
+def _numbers(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
+    return ((path, name, held) for path, name, held in side_effects.outside(module) if isinstance(held, PLAIN))
+
+
+def _of_classes(module: nn.Module) -> Iterator[tuple[type, str, Any]]:
+    """Plain attributes, lists and dictionaries of the script's own classes of modules."""
+    for cls in {cls for m in module.modules() for cls in type(m).__mro__}:
+        if not cls.__module__.startswith(("torch.", "builtins")):
+            for name, value in list(vars(cls).items()):
+                if not name.startswith("__") and type(value) in (*PLAIN, list, dict, set):
+                    yield cls, name, value
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is an object of a class of the script's, or of a library: a meter, a schedule, a log."""
+    cls = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (type, nn.Module, torch.Tensor))
+        and not callable(value)
+        and (cls.__module__ == "__main__" or not cls.__module__.startswith(CLOSED))
+    )
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from list(value.items())[:MANY]
+    elif isinstance(value, (list, tuple, deque)):
+        yield from enumerate(list(value)[-MANY:])
+    elif _is_object(value):
+        yield from list(vars(value).items())
+
+
+def _keep(held: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
+    if not depth or id(held) in found or isinstance(held, (*PLAIN, torch.Tensor)):
+        return
+    if isinstance(held, np.ndarray) and held.nbytes <= LARGE:
+        found[id(held)] = (held, held.copy())
+    elif isinstance(held, (list, dict, set, deque)) and type(held).__module__ in ("builtins", "collections"):
+        if len(held) <= side_effects.MOST:
+            found[id(held)] = (held, held.copy())
+    elif _is_object(held):
+        found[id(held)] = (held, dict(vars(held)))
+    for _, inner in _inside(held):
+        _keep(inner, found, depth - 1)
+
+
+def _put(container: Any, before: Any) -> None:
+    if isinstance(container, np.ndarray):
+        if not np.array_equal(container, before):
+            container[...] = before
+    elif isinstance(container, (list, deque)):
+        if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
+            container.clear()
+            container.extend(before)
+    elif isinstance(container, (dict, set)):
+        if isinstance(container, set):
+            same = container == before
+        else:
+            same = len(container) == len(before) and all(
+                k in container and container[k] is v for k, v in before.items()
+            )
+        if not same:
+            container.clear()
+            container.update(before)
+    elif any(vars(container).get(name, container) is not value for name, value in before.items()) or len(
+        vars(container)
+    ) != len(before):
+        vars(container).clear()
+        vars(container).update(before)
+
+
+def _list(where: Any, value: Any, found: dict[Any, Any], seen: set[int], depth: int, *, tensors: bool = False) -> None:
+    if tensors and type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
+        found[where] = value
+    if type(value) in PLAIN:
+        if not tensors:
+            found[where] = value
+        return
+    if isinstance(value, torch.Tensor) or not depth or id(value) in seen:
+        return
+    if isinstance(value, (np.ndarray, np.generic)):
+        if not tensors:
+            found[where] = value.tobytes() if value.nbytes <= LARGE and value.dtype != object else value.shape
+        return
+    if isinstance(value, (dict, list, tuple, set, deque)):
+        seen.add(id(value))
+        if not tensors:
+            found[(*where, "len")] = len(value)
+        if isinstance(value, set):
+            return
+    for key, inner in _inside(value):
+        seen.add(id(value))
+        told = key if type(key) in PLAIN else type(key).__name__
+        _list((*where, told), inner, found, seen, depth - 1, tensors=tensors)
