@@ -100,7 +100,7 @@ def judge(op: Op, kind: Asked, results: Results, *, same_numbers: bool) -> list[
         return RULES[op.name](op, kind, results)
     if same_numbers:
         if torch.Tag.pointwise in op.func.tags:
-            return _pointwise(op, kind, results)
+            return _pointwise(op, kind, results) or _linear(op, kind)
         if op.name in ALONG:
             return _along(op, kind, results)
         if op.name in INDEXED:
@@ -149,6 +149,21 @@ def _pointwise(op: Op, kind: Asked, results: Results) -> list[Kind] | None:
             return None
         expected.append(want)
     return expected
+
+
+def _linear(op: Op, kind: Asked) -> list[Kind] | None:
+    """Sums of sums, and such numbers times what is the same everywhere: gradients of weights that are used twice."""
+    kinds = [kind(note) for note in _tensors(op)]
+    if any(one.dim is not None or one.name == "place" for one in kinds) or not kinds[0].varies:
+        return None
+    names = {one.name for one in kinds}
+    if op.name in ("add", "add_", "sub", "sub_"):
+        if names <= {"sum", "share"}:
+            return [SUM if "sum" in names else kinds[0]]
+        return [kinds[0]] if names == {"mean"} else None
+    if op.name in ("mul", "mul_", "div", "div_", "neg") and all(one.is_same for one in kinds[1:]):
+        return [kinds[0]]
+    return None
 
 
 def _batch_first(op: Op, kind: Asked, results: Results) -> list[Kind] | None:

@@ -200,10 +200,10 @@ def _equality(tolerance: float) -> Callable[[Any, Any], bool]:
     def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
         if one.shape != other.shape:
             return False
-        if not one.numel():
+        if not one.numel() or torch.equal(one, other):
             return True
         if not one.is_floating_point() and not one.is_complex():
-            return torch.equal(one, other)
+            return False
         one, other = (t if t.is_complex() else t.double() for t in (one, other))
         odd = ~(one.isfinite() & other.isfinite())
         if odd.any():

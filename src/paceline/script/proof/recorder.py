@@ -128,6 +128,9 @@ class Recorder(DispatchMode):
         for tensor in changed:
             self._renew(tensor, op)
         outs = list(_leaves((made,)))
+        for out in outs:
+            if isinstance(out, torch.Tensor):
+                self.number(out)  # made here: no tensor from outside
         if (
             known
             and torch.Tag.nondeterministic_seeded not in func.tags
