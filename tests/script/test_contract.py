@@ -33,14 +33,14 @@ SHOWN: list[torch.Tensor] = []
 
 
 class Curious(nn.Module):
-    """Remembers how many rows it was shown, and which; not in its own attributes, and without reading them."""
+    """Remembers how many rows it was shown, and which, where the proof does not look, and without reading them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2).double()
 
-    def forward(self, x: torch.Tensor) -> Any:
-        SHOWN.append(x[:, 0].detach())
+    def forward(self, x: torch.Tensor, shown: list[torch.Tensor] = SHOWN) -> Any:
+        shown.append(x[:, 0].detach())
         y = self.layer(x)
         return {"rows": y, "loss": (y**2).mean()}
 

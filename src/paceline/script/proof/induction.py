@@ -14,7 +14,7 @@ from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
 from paceline.torch_private import changes_arguments, is_view
 
 HOST = ("_local_scalar_dense", "equal", "is_nonzero", "item")
-EMPTY = ("empty", "new_empty", "resize_", "_empty_affine")
+EMPTY = ("empty", "new_empty", "_empty_affine")
 CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
 PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "lift_fresh")
 SEEDED = torch.Tag.nondeterministic_seeded
@@ -113,6 +113,8 @@ class Induction:
         if all(kind.is_same or kind.name == "place" for kind in given):
             return self._of_constants(ops, columns, outs, given, by_shape)
         if any(tag in op.func.tags for tag in DYNAMIC) and not _has_known_shape(op):
+            return [MIXED] * len(outs)
+        if op.name.startswith(("as_strided", "resize")):  # depends on memory, which a tensor that stands for it lacks
             return [MIXED] * len(outs)
         if AVERAGE in given and not op.name.startswith(PASSES_AVERAGE):
             self.adds_to_average = True

@@ -208,7 +208,7 @@ def names_of(ops: list[Op]) -> list[str]:
 def is_counted(op: Op) -> bool:
     """Whether a real call makes this operation, too: the model's own, and no change of layout."""
     if op.func is None:
-        return op.name == "batch_norm"
+        return not op.args  # a mark, and no read
     return not op.placed and not op.in_norm and bool(_counted_names(op.func))
 
 
@@ -229,14 +229,19 @@ def _counted_names(func: Any) -> tuple[str, ...]:
 @contextmanager
 def norm() -> Iterator[None]:
     """Around a call of F.batch_norm, which sees the whole batch in a real call."""
-    if Recorder.in_norm:
-        pass
-    elif isinstance(Recorder.active, Names):
-        Recorder.active.found.append("batch_norm")
-    elif Recorder.active is not None:
-        Recorder.active.ops.append(Op(None, "batch_norm", [], {}))
+    mark("batch_norm")
     with hidden():
         yield
+
+
+def mark(name: str) -> None:
+    """What counts as an operation and is none: a script's own backward looks like any other in its forward."""
+    if Recorder.in_norm or Recorder.active is None:
+        return
+    if isinstance(Recorder.active, Names):
+        Recorder.active.found.append(name)
+    else:
+        Recorder.active.ops.append(Op(None, name, [], {}))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ call leaves must not depend on the number of rows."""
 
 from __future__ import annotations
 
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,7 +27,7 @@ def keep(module: nn.Module) -> Callable[[], None]:
     found: dict[int, tuple[Any, Any]] = {}
     for _, held in _outside(module):
         _keep(held, found, DEPTH)
-    numbers = list(_numbers(module))
+    numbers, globals_of_code = list(_numbers(module)), list(_globals(module))
     classes = [(cls, name, value) for cls, name, value in _of_classes(module)]
 
     def put_back() -> None:
@@ -36,6 +37,9 @@ def keep(module: nn.Module) -> Callable[[], None]:
             owner = side_effects.owner_of(module, path)
             if owner.get(name) is not value:
                 owner[name] = value
+        for space, name, value in globals_of_code:
+            if isinstance(value, PLAIN) and space.get(name) is not value:
+                space[name] = value
         for cls, name, value in classes:
             if cls.__dict__.get(name) is not value:
                 setattr(cls, name, value)
@@ -100,10 +104,44 @@ def name_of(where: Any) -> str:
 def _outside(module: nn.Module) -> Iterator[tuple[Any, Any]]:
     for path, name, held in side_effects.outside(module):
         yield (path, name), held
+    for space, name, held in _globals(module):
+        yield (space.get("__name__"), name), held
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
     return ((path, name, held) for path, name, held in side_effects.outside(module) if isinstance(held, PLAIN))
+
+
+def _globals(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Variables of other files than the script that the modules' code names."""
+    seen: set[tuple[int, str]] = set()
+    for function in _functions(module):
+        space = function.__globals__
+        if space.get("__name__") == "__main__" or str(space.get("__name__")).startswith(("torch.", "paceline.")):
+            continue
+        for name in _named(function.__code__):
+            if name in space and (id(space), name) not in seen:
+                seen.add((id(space), name))
+                value = space[name]
+                if isinstance(value, (*PLAIN, list, dict, set, deque, np.ndarray)) or _is_object(value):
+                    yield space, name, value
+
+
+def _functions(module: nn.Module) -> Iterator[types.FunctionType]:
+    """The functions of the modules' classes, and those in their attributes."""
+    for cls in {cls for m in module.modules() for cls in type(m).__mro__}:
+        if not cls.__module__.startswith(("torch.", "builtins")):
+            yield from (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
+    for m in module.modules():
+        for name, value in list(m.__dict__.items()):
+            if name not in side_effects.OWN:
+                held = value if isinstance(value, (list, tuple)) else [value]
+                yield from (item for item in held[:MANY] if isinstance(item, types.FunctionType))
+
+
+def _named(code: types.CodeType) -> set[str]:
+    inner = (_named(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _of_classes(module: nn.Module) -> Iterator[tuple[type, str, Any]]:

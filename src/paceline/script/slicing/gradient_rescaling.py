@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd import Function
 
 from paceline.script.patches import all_of, patch
+from paceline.script.proof.recorder import mark
 from paceline.script.rows.gradients import hook_gathered, retain_gathered
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
@@ -44,6 +45,8 @@ def find(stage: Stage) -> Callable[[], None]:
     @functools.wraps(register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         split = stage.views.split_of_call
+        if is_the_scripts(hook):
+            mark("a hook on a tensor")
         if split is None and not isinstance(self, Rows):
             return hook_gathered(self, hook) or register(self, hook)
         if split is None or self.is_leaf or not is_the_scripts(hook):
@@ -58,6 +61,8 @@ def find(stage: Stage) -> Callable[[], None]:
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Rows) for value in args):
             make_plain(args)  # `apply` is C++, which does not ask
+        if not cls.__module__.startswith(NOT_THE_SCRIPTS) and not torch.compiler.is_compiling():
+            mark(cls.__qualname__)
         inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
         if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
             changed.append((cls, _wrap_function(cls, stage)))

@@ -1,0 +1,113 @@
+"""Every function of torch, as torch's own tests call it: what the proof finds of its results holds for their values.
+
+Arguments are cut along their first dimension; the function runs on all rows (A), on the first (B) and on the others
+(C). Rows must then be A's rows, a sum B + C, and so on. A function that cannot be followed is no failure: it is not
+sliced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from paceline.script.draws.rows import Draws
+from paceline.script.proof.induction import Induction
+from paceline.script.proof.kinds import SAME, Kind, Parts, rows
+from paceline.script.proof.recorder import CannotTry, Recorder, reads_noted
+
+SAMPLES = 4  # of each function
+LEFT_OUT = ("empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "uniform", "exponential", "cauchy",
+            "geometric", "log_normal", "rrelu", "as_strided", "resize", "batch_norm")  # fmt: skip
+
+
+def ways() -> Iterator[tuple[str, Any, list[Any], Any, tuple[int, ...]]]:
+    """Name, function, leaves of its arguments, their structure, and the leaves that are cut."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in op_db:
+        if torch.float64 not in op.dtypes or any(name in op.name for name in LEFT_OUT):
+            continue
+        torch.manual_seed(0)
+        given = op.sample_inputs("cpu", torch.float64, requires_grad=False)
+        for number, sample in enumerate(itertools.islice(given, SAMPLES)):
+            leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+            fitting = [i for i, leaf in enumerate(leaves) if _fits(leaf)]
+            many = [i for i in fitting if leaves[i].shape[0] == leaves[fitting[0]].shape[0]]
+            for cut in dict.fromkeys([*((i,) for i in fitting), tuple(many)] if fitting else []):
+                yield f"{op.name} {op.variant_test_name} {number} {cut}", op.op, leaves, spec, cut
+
+
+def _fits(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or not leaf.dim():
+        return False
+    return 4 <= leaf.shape[0] <= 64 and leaf.numel() > 0
+
+
+def judge(f: Any, leaves: list[Any], spec: Any, cut: tuple[int, ...]) -> Iterator[tuple[Kind, list[torch.Tensor]]]:
+    """What is found of each result, and its three values. CannotTry, or an error of torch's, if nothing is."""
+    whole = leaves[cut[0]].shape[0]
+    parts, recorders, made = Parts.of(whole, whole // 2), [], []
+    for part in range(3):
+        given = [
+            parts.cut(leaf, rows(0), part).clone() if i in cut else leaf.clone() if torch.is_tensor(leaf) else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+        recorder = Recorder(Draws(), {}, lines=False)
+        recorder._draws.on = True
+        numbers = [recorder.number(leaf) if torch.is_tensor(leaf) else None for leaf in given]
+        x, args, kwargs = tree_unflatten(given, spec)
+        with torch.no_grad(), reads_noted(recorder), recorder:
+            out = [leaf for leaf in tree_flatten(f(x, *args, **kwargs))[0] if torch.is_tensor(leaf)]
+        recorders.append((recorder, numbers))
+        made.append((out, [recorder.number(leaf) for leaf in out]))
+    found = Induction(parts)
+    for i, number in enumerate(recorders[0][1]):
+        if number is not None:
+            found.kind[number] = rows(0) if i in cut else SAME
+    found.follow([recorder.ops for recorder, _ in recorders])
+    for i, number in enumerate(made[0][1]):
+        yield found.kind.get(number, SAME), [out[i] for out, _ in made]
+
+
+def holds(kind: Kind, values: list[torch.Tensor], parts: Parts) -> bool:
+    a, b, c = (value if value.is_complex() else value.double() for value in values)
+    match kind.name:
+        case "rows":
+            return _equal(parts.cut(a, kind, 1), b) and _equal(parts.cut(a, kind, 2), c)
+        case "sum":
+            return _equal(a, b + c)
+        case "mean" | "average":
+            whole, first, last = parts.sizes[0]
+            return kind.name == "average" or _equal(a * whole, b * first + c * last)
+        case "share":
+            return _equal(parts.cut(a, kind, 1) * parts.share(1), b)
+    return True
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 25])
+def test_what_the_proof_finds_of_torchs_functions_holds_for_their_values(every: int) -> None:
+    wrong, told = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, f, leaves, spec, cut in itertools.islice(ways(), 0, None, every):
+            whole = leaves[cut[0]].shape[0]
+            try:
+                found = list(judge(f, leaves, spec, cut))
+            except (CannotTry, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError):
+                continue
+            told += any(kind.name in ("rows", "sum", "mean", "share") for kind, _ in found)
+            parts = Parts.of(whole, whole // 2)
+            wrong += [f"{name}: {kind}" for kind, values in found if not holds(kind, values, parts)]
+    assert not wrong, f"{len(wrong)} wrong of {told}:\n" + "\n".join(wrong)
+    assert told > 500 / every, "too few are followed to show anything"
+    print(f"{told} calls were followed")
