@@ -252,8 +252,8 @@ SEEN: list[int] = []  # rows of the batches that a worker computes
 
 
 class Counted(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        SEEN.append(len(x))
+    def forward(self, x: torch.Tensor, seen: list[int] = SEEN) -> torch.Tensor:
+        seen.append(len(x))  # where the proof does not look: a list that depends on the rows would keep it whole
         return super().forward(x)
 
 
