@@ -113,6 +113,7 @@ class Making:
         self.part: Part = self.whole
         self.words: list[str] = []
         self.must_refuse = False
+        self.least = 0  # rows of a batch in which samples are mixed
         self.is_masked = self.is_big = False
         self.evaluations = self.rng.choice([0, 0, 2])
         self.calls = self.rng.randint(3, 5)
@@ -531,7 +532,7 @@ FORWARD = {
     "places": lambda x, b, s: x + s * places(x, b),
     "statistics": lambda x, b, s: x + s * (x - x.mean(b, keepdim=True)) / (x.var(b, keepdim=True) + 1e-3).sqrt(),
     "norm": lambda x, b, s: x / (1 + s * x.norm()),
-    "threshold": lambda x, b, s: x * (1 + s * (x.mean() > 0)),
+    "threshold": lambda x, b, s: x * (1 + s * (x.mean() > 0.01)),
     "item": lambda x, b, s: x + s * x.mean().item(),
     "numpy": lambda x, b, s: x + s * float(x.detach().double().numpy().mean()),
 }
@@ -539,6 +540,7 @@ BACKWARD = {
     "norm in backward": lambda x, b, s: NormalisedGradient.apply(x, s),
     "count in backward": lambda x, b, s: CountedGradient.apply(x, s),
 }
+VIRTUAL = 4  # rows of a virtual batch, or more
 HIDDEN = (
     *("plain", "plain", "masked", "masked", "large", "training", "training", "evaluation", "gradients", "attribute"),
     *("switched", "counter", "hook", "child", "value", "odd rows", "many rows", "virtual batches", "coin"),
@@ -605,7 +607,7 @@ def mixing(m: Making) -> Step:
             name = m.add(child)
             return lambda part, x, target: getattr(part, name)(x, target)
         case "value":
-            return lambda part, x, target: mix(x) if x.sum() > 0 else x
+            return lambda part, x, target: mix(x) if x.sum() > 0.1 else x
         case "odd rows":
             return lambda part, x, target: mix(x) if x.size(batch) % 2 else x
         case "many rows":
@@ -613,6 +615,7 @@ def mixing(m: Making) -> Step:
         case "virtual batches" if not m.has_time:
             name = m.add(nn.BatchNorm1d(WIDTH))
             m.words.append("(through batch norm)")
+            m.least = 2 * VIRTUAL
             return lambda part, x, target: torch.cat([getattr(part, name)(piece) for piece in pieces(x)])
         case "coin":
             return lambda part, x, target: mix(x) if torch.rand(()) < 0.5 else x
@@ -620,8 +623,8 @@ def mixing(m: Making) -> Step:
 
 
 def pieces(x: torch.Tensor) -> list[torch.Tensor]:
-    """Of at least 4 rows each: batch norm needs more than one."""
-    return list(x.tensor_split(max(1, len(x) // 4)))
+    """Batch norm needs more than one row."""
+    return list(x.tensor_split(max(1, len(x) // VIRTUAL)))
 
 
 # ----------------------------------------------------------------------------------------------------- the whole of it
@@ -679,7 +682,7 @@ def make(seed: int) -> Made:
         gather_below=rng.choice([0, None]),
         penalty=rng.random() < 0.2,
         loss="masked" if m.is_masked else "large" if m.is_big else loss,
-        must_refuse=m.must_refuse,
+        must_refuse=m.must_refuse and max(sizes) >= m.least,
         schedule=m.schedule,
     )
 
@@ -726,7 +729,7 @@ def finish(m: Making) -> bool:
                 return y.mean(batch)
             case "masked mean":
                 kept = (target % 2 == 0).view(row(y))
-                return (y**2 * kept).sum() / kept.sum().clamp(min=1)
+                return (y.tanh() ** 2 * kept).sum() / kept.sum().clamp(min=1)
             case "entropy" | "entropy, ignoring":
                 return functional.cross_entropy(y, target)
             case "entropy beside rows":

@@ -559,6 +559,62 @@ def test_it_is_made_once_for_each_kind_of_call(pool: Any) -> None:
         assert evaluated - fourth > 1, "evaluation is another kind of call"
 
 
+# -- lengths that change -----------------------------------------------------------------------------------------------
+
+
+def spied(x: torch.Tensor, seen: list[int] = []) -> list[int]:  # noqa: B006 - where the proof does not look
+    """The numbers of rows of all calls so far."""
+    seen.append(len(x))
+    return seen
+
+
+class Unrolled(nn.Module):
+    """A loop over time: other operations for each length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spied(x)
+        state = x.new_zeros(len(x), 3)
+        for step in x.unbind(1):
+            state = self.cell(step, state)
+        return state
+
+
+class OddLength(Head):
+    """Mixes samples where a length is odd."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: (spied(y), y - y.mean(0) if y.shape[1] % 2 else y)[1])
+
+
+LENGTHS = (4, 4, 4, 5, 4, 6, 5, 6)
+
+
+def of_lengths(group: Group | None, make: type[nn.Module]) -> tuple[list[torch.Tensor], int]:
+    """What the calls give, and the rows of the last one."""
+    with staged(group) if group is not None else nullcontext():
+        torch.manual_seed(3)
+        module, found = make().double(), []
+        for number, length in enumerate(LENGTHS):
+            y = module(rows(8, length, 3, seed=number))
+            (y**2).sum().backward()
+            found.append(plain(y))
+        seen = spied(y)
+        return [*found, *(plain(p.grad) for p in module.parameters())], seen[-2]
+
+
+@pytest.mark.parametrize("make", [Unrolled, OddLength])
+def test_operations_that_depend_on_a_length_are_proven_for_each(pool: Any, make: type[nn.Module]) -> None:
+    expected, _ = of_lengths(None, make)
+    for found, last in pool(2).run(of_lengths, make):
+        assert last == 4, "computed from own rows"
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 # -- modules that cannot be tried --------------------------------------------------------------------------------------
 
 

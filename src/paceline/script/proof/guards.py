@@ -62,6 +62,7 @@ class Guards:
     def __init__(self) -> None:
         self._values: weakref.WeakKeyDictionary[nn.Module, _Values] = weakref.WeakKeyDictionary()
         self._hooks = Hooks()
+        self.by_sizes: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules that compute otherwise for other sizes
 
     def key(self, module: nn.Module, given: Any, leaves: list[Any], *, values: bool) -> Hashable:
         """The key of this call. `values`: with the values of arguments that are no tensors."""
@@ -73,7 +74,7 @@ class Guards:
             *_autocast("cpu"),
             *(_autocast("cuda") if torch.cuda.is_initialized() else ()),
             tree.structure(given),
-            *kinds_of_arguments(leaves, values=values),
+            *kinds_of_arguments(leaves, values=values, sizes=module in self.by_sizes),
         )
 
     def switches(self, module: nn.Module) -> Hashable:

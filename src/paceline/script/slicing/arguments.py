@@ -109,14 +109,15 @@ def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group
                 place[name] = value
 
 
-def kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
+def kinds_of_arguments(leaves: list[Any], *, values: bool, sizes: bool) -> Iterator[Any]:
     """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
-    the size of the first tensor's first or second dimension. For other arguments (a task's name, a flag, the number of
-    a head): the type, and the value as long as there are few plans."""
-    sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
-    first, second = sizes[:1], sizes[1:2]
+    the size of the first tensor's first or second dimension; with `sizes`, the shape. For other arguments (a task's
+    name, a flag, the number of a head): the type, and the value as long as there are few plans."""
+    shape = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
+    first, second = shape[:1], shape[1:2]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            yield leaf.dtype, tuple((size == 1, size in first, size in second) for size in leaf.shape)
+            pattern = tuple((size == 1, size in first, size in second) for size in leaf.shape)
+            yield leaf.dtype, tuple(leaf.shape) if sizes else pattern
         else:
             yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)

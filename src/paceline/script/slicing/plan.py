@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from paceline.errors import NotSplitError
 from paceline.script.draws.rows import DrawRule
 from paceline.script.slicing.graphs import GraphCuts
@@ -40,6 +42,7 @@ class SlicePlan:
     single: bool = False  # proven for single rows
     calls: int = 0  # made with this plan
     batches: set[int] = field(default_factory=set)  # the numbers of rows on which these operations were seen
+    sizes: set[tuple[int, ...]] = field(default_factory=set)  # of other dimensions, with which a call was made
 
     @property
     def is_idle(self) -> bool:
@@ -48,6 +51,15 @@ class SlicePlan:
 
     def batch(self, leaves: list[Any]) -> int:
         return batch_of(leaves, self.batch_leaf, self.cuts)
+
+    def has_new_sizes(self, leaves: list[Any]) -> bool:
+        """Whether no call before had these sizes of the dimensions that are not cut. Notes them."""
+        tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        sizes = tuple(s for i, leaf in tensors.items() for d, s in enumerate(leaf.shape) if self.cuts.get(i) != d)
+        if sizes in self.sizes:
+            return False
+        self.sizes.add(sizes)
+        return True
 
     def fits(self, leaves: list[Any]) -> bool:
         batch = self.batch(leaves)

@@ -76,6 +76,7 @@ class _Begun:
     plan: SlicePlan | None = None
     put_back: Callable[[], None] | None = None  # the state before the call, if it is compared with its proof
     again: bool = False  # the next call of its kind is to be proven anew
+    has_new_sizes: bool = False  # other than in the calls before
     split: Split | None = None
     unfinished: Unfinished | None = None
 
@@ -188,8 +189,9 @@ class SlicedCalls:
         versions = versions_of(local, rows)
         self.averages.begin()
         names = None
-        # Mods and strategies make operations of their own.
-        if plain is own and not plan.compiled and (_is_due(plan) or not few or self.guards.is_restless(module)):
+        begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
+        is_due = _is_due(plan) or begun.has_new_sizes or not few or self.guards.is_restless(module)
+        if plain is own and not plan.compiled and is_due:  # mods and strategies make operations of their own
             names, begun.put_back = Names(self._draws), _state(subject, local, versions)
         try:
             with (
@@ -349,14 +351,17 @@ class SlicedCalls:
             )
         begun.put_back()
         at = (id(begun.module), begun.kind)
-        self._failures[at] = self._failures.get(at, 0) + 1
+        if begun.has_new_sizes:  # a loop over time, or a branch on a length: there is a proof for each
+            self.guards.by_sizes.add(begun.module)
+        else:
+            self._failures[at] = self._failures.get(at, 0) + 1
         refused = NotSplitError(
             f"The module {name} is not computed in slices: {why}.",
             advice=f"To run this module whole on every worker: --whole {name}",
         )
         begun.plans[begun.kind] = refused
-        begun.before = refused if self._failures[at] >= FAILURES else None
-        begun.again = self._failures[at] < FAILURES
+        begun.again = self._failures.get(at, 0) < FAILURES
+        begun.before = None if begun.again else refused
         if _has_parts(begun.module):
             return begun
         return self._together.do(self._call_whole, plain, begun.module, given, refused)
