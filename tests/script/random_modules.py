@@ -533,9 +533,16 @@ FORWARD = {
     "statistics": lambda x, b, s: x + s * (x - x.mean(b, keepdim=True)) / (x.var(b, keepdim=True) + 1e-3).sqrt(),
     "norm": lambda x, b, s: x / (1 + s * x.norm()),
     "threshold": lambda x, b, s: x * (1 + s * (x.mean() > 0.01)),
+    "first rows": lambda x, b, s: torch.cat(
+        [x.narrow(b, 0, n := min(6, x.size(b))) * (1 + s), x.narrow(b, n, x.size(b) - n)], b
+    ),
+    "every other row": lambda x, b, s: x * (1 + s * (places(x, b) % 2)),
+    "late rows": lambda x, b, s: x * (1 + s * (places(x, b) > 5)),
+    "listed rows": lambda x, b, s: x * (1 + s * listed(x, b)),
     "item": lambda x, b, s: x + s * x.mean().item(),
     "numpy": lambda x, b, s: x + s * float(x.detach().double().numpy().mean()),
 }
+LEAST = {"first rows": 7, "late rows": 7, "listed rows": 6}  # rows of a batch in which they differ
 BACKWARD = {
     "norm in backward": lambda x, b, s: NormalisedGradient.apply(x, s),
     "count in backward": lambda x, b, s: CountedGradient.apply(x, s),
@@ -559,6 +566,15 @@ def places(x: torch.Tensor, batch: int) -> torch.Tensor:
     return torch.arange(x.size(batch), dtype=x.dtype).view(shape)
 
 
+def first_rows(x: torch.Tensor, batch: int, strength: float) -> torch.Tensor:
+    first, rest = x.transpose(0, batch)[:6], x.transpose(0, batch)[6:]
+    return torch.cat([first * (1 + strength), rest]).transpose(0, batch)
+
+
+def listed(x: torch.Tensor, batch: int) -> torch.Tensor:
+    return torch.tensor([float(i == 5) for i in range(x.size(batch))], dtype=x.dtype).view(places(x, batch).shape)
+
+
 def mixing(m: Making) -> Step:
     """A step that mixes samples, and notes whether the module must not be split."""
     hidden = m.rng.choice(HIDDEN)
@@ -568,6 +584,7 @@ def mixing(m: Making) -> Step:
     strength = 10.0 ** m.rng.uniform(-2 if by_rows else -12, 0)
     m.words.append(f"MIXES {kind} × {strength:.0e}, hidden: {hidden}")
     mix: Mixing = lambda x: kinds[kind](x, batch, strength)  # noqa: E731
+    m.least = LEAST.get(kind, 0)
     m.must_refuse = not by_rows and (hidden != "evaluation" or m.evaluations > 0)
     match hidden:
         case "masked":
@@ -615,7 +632,7 @@ def mixing(m: Making) -> Step:
         case "virtual batches" if not m.has_time:
             name = m.add(nn.BatchNorm1d(WIDTH))
             m.words.append("(through batch norm)")
-            m.least = 2 * VIRTUAL
+            m.least = 2 * VIRTUAL  # whatever the kind: it is not used
             return lambda part, x, target: torch.cat([getattr(part, name)(piece) for piece in pieces(x)])
         case "coin":
             return lambda part, x, target: mix(x) if torch.rand(()) < 0.5 else x

@@ -554,7 +554,7 @@ def test_it_is_made_once_for_each_kind_of_call(pool: Any) -> None:
     for first, second, third, fourth, evaluated in pool(2).run(times_called):
         assert first > 1
         assert second - first == 1
-        assert third - second == 3, "on a new number of rows, the operations on all rows are compared"
+        assert third - second == 4, "on a new number of rows, the operations on all rows are compared"
         assert fourth - third > 1, "slices of one row"
         assert evaluated - fourth > 1, "evaluation is another kind of call"
 

@@ -16,6 +16,7 @@ from paceline.torch_private import changes_arguments, is_view
 HOST = ("_local_scalar_dense", "equal", "is_nonzero", "item")
 EMPTY = ("empty", "new_empty", "_empty_affine")
 CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
+INDEXED = ("index", "_unsafe_index", "gather", "index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_add")
 PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "lift_fresh")
 SEEDED = torch.Tag.nondeterministic_seeded
 DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -78,10 +79,13 @@ class Induction:
         return self._constant(values)
 
     def _constant(self, values: Sequence[Any]) -> Kind:
+        """A constant whose rows differ depends on their place, and sums and means are by chance."""
         kind = self.parts.judge(values, _same)
-        if kind.name in ("sum", "mean"):  # by chance: it depends on no sample
-            return PLACE
-        return PLACE if kind == MIXED else kind
+        if kind.name == "rows" and kind.dim is not None:
+            apart = values[0].unflatten(kind.dim, (kind.outer, self.parts.sizes[kind.of][0], -1))
+            first = apart.narrow(kind.dim + 1, 0, 1)
+            return kind if values[0].numel() and _same(first.expand_as(apart), apart) else PLACE
+        return PLACE if kind == MIXED or kind.name in ("sum", "mean") else kind
 
     def _read(self, op: Op, notes: Sequence[Sequence[Note]]) -> None:
         for column in notes:
@@ -119,6 +123,9 @@ class Induction:
         if AVERAGE in given and not op.name.startswith(PASSES_AVERAGE):
             self.adds_to_average = True
             self.kind.update({c[0].number: Kind("mean") for c in notes if self.of(c[0]) == AVERAGE})
+        places = [column for column, kind in zip(notes, given, strict=True) if kind.name == "place"]
+        if any(self._along(c).dim is not None and not (op.name in INDEXED and _counts(c[0])) for c in places):
+            return [MIXED] * len(outs)  # a pattern of rows may fit to A, B and C by chance
         same = all(a == b == c for a, b, c in columns if not isinstance(a, Note))
         found = known.judge(op, self.of, known.Results(self.parts, ops), same_numbers=same)
         moved = same and is_view(op.func) and not changes_arguments(op.func)
@@ -225,6 +232,12 @@ def _has_known_shape(op: Op) -> bool:
     """Whether an index has numbers only; a mask chooses as many rows as it likes."""
     chosen = [leaf for leaf in op.leaves()[1:] if isinstance(leaf, Note)]
     return op.name.startswith("index") and not any(n.dtype in (torch.bool, torch.uint8) for n in chosen)
+
+
+def _counts(note: Note) -> bool:
+    """Whether a constant is 0, 1, 2 … along one dimension: the rows as they are."""
+    value = note.value
+    return value is not None and torch.equal(value.flatten(), torch.arange(value.numel(), device=value.device))
 
 
 def _digest(value: torch.Tensor) -> Any:

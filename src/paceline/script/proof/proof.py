@@ -20,10 +20,11 @@ from paceline.comm.group import Group
 from paceline.errors import PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
-from paceline.script.proof import surroundings, trial
+from paceline.script.proof import growth, surroundings, trial
+from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, SAME, SHARE, Kind, Parts, rows
-from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Names, Note, is_counted, names_of
+from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, names_of
 from paceline.script.proof.trial import Traced
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.arguments import cut_leaves
@@ -31,7 +32,7 @@ from paceline.script.slicing.backward_hooks import hooked
 from paceline.script.slicing.crossings import Split, memory_order
 from paceline.script.slicing.graphs import GraphCuts, graph_ways
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
-from paceline.script.slicing.reasons import name_of, refusal, unbatched
+from paceline.script.slicing.reasons import describe, refusal, unbatched
 from paceline.script.slicing.side_effects import Place, is_in_module
 from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
 from paceline.torch_private import is_compiled, uncompiled
@@ -145,59 +146,65 @@ class Proof:
         plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
         if single and not isinstance(cuts, GraphCuts):
             judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
-        if whole < batch and not self._is_same(plain, module, given, pieces.given(0), pieces.lend(0)):
-            raise CannotTry("it computes other operations on the whole batch than on a few of its rows")
+        if whole < batch:
+            some = [(pieces.given(part), pieces.lend(part)) for part in (1, 0)]
+            if why := self._why_uneven(plain, module, given, some, (first, whole, batch), cuts):
+                raise CannotTry(why)
         return plan
 
     def is_same_on_all_rows(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
-        """Whether the module makes the same operations on all rows of this call as on a few: no other branch, no
-        virtual batches. Every worker calls it; all get the same answer."""
-        leaves, (many, _) = tree.leaves(given), FEW
-        found = plan.batch(leaves) <= many
+        """Whether the module does to all rows of this call what it does to a few: no other branch, no virtual batches.
+        Every worker calls it; all get the same answer."""
+        leaves, (many, few) = tree.leaves(given), FEW
+        batch = plan.batch(leaves)
+        found = batch <= many
         if not found:
             try:
-                few = _own(some_rows(given, leaves, plan.cuts, many))
-                found = self._is_same(plain, uncompiled(module), given, few)
+                some = [(_own(some_rows(given, leaves, plan.cuts, rows)), _as_it_is) for rows in (few, many)]
+                found = not self._why_uneven(plain, uncompiled(module), given, some, (few, many, batch), plan.cuts)
             except PacelineError:
                 raise
             except Exception:  # the module's own: the call itself, or a proof, will tell
                 found = False
         return all(self.group.gather_objects(found, "the operations on all rows"))
 
-    def _is_same(
+    def _why_uneven(
         self,
         plain: Callable[..., Any],
         module: nn.Module,
         given: Any,
-        some: Any,
-        prepare: Callable[[nn.Module], None] = lambda copied: None,
-    ) -> bool:
+        some: Sequence[tuple[Any, Callable[[nn.Module], None]]],
+        rows: tuple[int, int, int],
+        cuts: dict[int, int],
+    ) -> str:
+        """What the module does otherwise to all rows than to a few; empty if there is nothing. `some`: the arguments
+        with few rows, and with more, and what prepares the copy for them."""
         can_have_grad = torch.is_grad_enabled()
         for grad in (False, True) if can_have_grad else (False,):
             with torch.set_grad_enabled(grad):
                 try:
-                    few = self._names(plain, module, some, prepare)
+                    few, more = (self._steps(plain, module, *one) for one in some)
                 except Exception:
                     if grad or not can_have_grad:
                         raise
                     continue  # it needs gradients: a hook on a tensor, a gradient inside
-                return few == self._names(plain, module, _own(given))
-        return False
+                all_ = self._steps(plain, module, _own(given), _as_it_is)
+                return growth.why_uneven(few, more, all_, None if isinstance(cuts, GraphCuts) else rows)
+        return ""
 
-    def _names(
-        self,
-        plain: Callable[..., Any],
-        module: nn.Module,
-        given: Any,
-        prepare: Callable[[nn.Module], None] = lambda copied: None,
-    ) -> list[str]:
-        """The operations that the module makes with these arguments, which it may change."""
-        with trial.alone(module) as (copied, *_), self._draws.rehearsal():
+    def _steps(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, prepare: Callable[[nn.Module], None]
+    ) -> Steps:
+        """What the module does with these arguments, which it may change."""
+        with trial.alone(module) as (copied, _, told), self._draws.rehearsal():
             prepare(copied)
-            with Names(self._draws) as names:
-                plain(copied, *given[0], **given[1])
-        found: list[str] = names.found
-        return found
+            before = surroundings.values(copied)
+            tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
+            held = surroundings.tensors(copied).values()
+            with Steps(self._draws, [*tensors, *copied.parameters(), *copied.buffers(), *held]) as steps:
+                output = plain(copied, *given[0], **given[1])
+            steps.end(output, surroundings.changes(before, surroundings.values(copied)), told())
+        return steps
 
 
 class _Pieces:
@@ -460,6 +467,10 @@ class _Judge:
             yield DrawRule(len(drawn[0].shape), kind.dim, kind.of, drawn[0].order)
 
 
+def _as_it_is(copied: nn.Module) -> None:
+    """Nothing of the copy is to be changed."""
+
+
 def _rows_in_attributes(module: nn.Module, batch: int) -> dict[Place, int]:
     """Tensors in attributes with a dimension as long as the batch."""
     return {
@@ -500,7 +511,3 @@ def _own(given: Any, needs_grad: dict[int, bool] | None = None) -> Any:
         return made[id(leaf)]
 
     return tree.replace(given, put)
-
-
-def describe(module: nn.Module) -> str:
-    return f"The module {name_of(module)}"

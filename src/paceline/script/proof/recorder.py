@@ -82,7 +82,7 @@ def require_same(ops: list[Op], others: list[Op]) -> None:
 class Recorder(DispatchMode):
     """Notes the operations of one trial. `guarded`: the storages of the script's weights, which must not change."""
 
-    active: Recorder | Names | None = None
+    active: Any = None  # the mode that marks are told
     in_norm = 0  # calls of F.batch_norm under way
 
     def __init__(self, draws: Draws, guarded: dict[int, str], *, lines: bool) -> None:
@@ -144,6 +144,9 @@ class Recorder(DispatchMode):
         self.ops.append(op)
         return made
 
+    def mark(self, name: str) -> None:
+        self.ops.append(Op(None, name, [], {}))
+
     def read(self, how: str, tensor: torch.Tensor) -> None:
         """Python code looks at the values."""
         op = Op(None, how, [self.note(tensor)], {})
@@ -186,6 +189,9 @@ class Names(DispatchMode):
                 self.found.append(str(len(args[0])))
         return made
 
+    def mark(self, name: str) -> None:
+        self.found.append(name)
+
     def __enter__(self) -> Any:
         self._outer, Recorder.active = Recorder.active, self
         return super().__enter__()
@@ -226,6 +232,11 @@ def _counted_names(func: Any) -> tuple[str, ...]:
     return _names[func]
 
 
+def is_counted_name(func: Any) -> bool:
+    """Whether an operation computes numbers, and is no view and no change of layout."""
+    return bool(_counted_names(func))
+
+
 @contextmanager
 def norm() -> Iterator[None]:
     """Around a call of F.batch_norm, which sees the whole batch in a real call."""
@@ -238,10 +249,7 @@ def mark(name: str) -> None:
     """What counts as an operation and is none: a script's own backward looks like any other in its forward."""
     if Recorder.in_norm or Recorder.active is None:
         return
-    if isinstance(Recorder.active, Names):
-        Recorder.active.found.append(name)
-    else:
-        Recorder.active.ops.append(Op(None, name, [], {}))
+    Recorder.active.mark(name)
 
 
 @contextmanager
