@@ -178,13 +178,18 @@ def _keep(held: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
         return
     if isinstance(held, np.ndarray) and held.nbytes <= LARGE:
         found[id(held)] = (held, held.copy())
-    elif isinstance(held, (list, dict, set, deque)) and type(held).__module__ in ("builtins", "collections"):
-        if len(held) <= side_effects.MOST:
-            found[id(held)] = (held, held.copy())
-    elif _is_object(held):
-        found[id(held)] = (held, dict(vars(held)))
+    elif isinstance(held, (list, dict, set, deque)) and len(held) <= side_effects.MOST:
+        found[id(held)] = (held, _content(held))
+    if _is_object(held):
+        _keep(vars(held), found, depth)  # also of a dictionary of the script's own class
     for _, inner in _inside(held):
         _keep(inner, found, depth - 1)
+
+
+def _content(container: Any) -> Any:
+    """A plain copy, whatever the class."""
+    kind = next(kind for kind in (dict, set, list, deque) if isinstance(container, kind))
+    return dict(dict.items(container)) if kind is dict else kind(container)
 
 
 def _put(container: Any, before: Any) -> None:
@@ -195,21 +200,16 @@ def _put(container: Any, before: Any) -> None:
         if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
             container.clear()
             container.extend(before)
-    elif isinstance(container, (dict, set)):
-        if isinstance(container, set):
-            same = container == before
-        else:
-            same = len(container) == len(before) and all(
-                k in container and container[k] is v for k, v in before.items()
-            )
+    else:
+        now = _content(container)
+        same = now == before if isinstance(before, set) else _has_same(now, before)
         if not same:
             container.clear()
             container.update(before)
-    elif any(vars(container).get(name, container) is not value for name, value in before.items()) or len(
-        vars(container)
-    ) != len(before):
-        vars(container).clear()
-        vars(container).update(before)
+
+
+def _has_same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return len(one) == len(other) and all(key in one and one[key] is value for key, value in other.items())
 
 
 def _list(where: Any, value: Any, found: dict[Any, Any], seen: set[int], depth: int, *, tensors: bool = False) -> None:
