@@ -92,12 +92,11 @@ safe_softmax = torch._safe_softmax  # zeros for a row of −∞
 plain_dropout_: Any = torch._C._VariableFunctions.dropout_
 no_torch_function: Any = torch._C.DisableTorchFunctionSubclass  # inside it, subclasses are not asked
 disabled_torch_function = torch._C._disabled_torch_function_impl
-without_subclass_functions = torch._C.DisableTorchFunctionSubclass
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward that runs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 is_any_true: Any = torch.ops.aten._is_any_true.default
 swap_tensor_impl = torch._C._swap_tensor_impl
-NoRules: Any = torch._C.DisableTorchFunctionSubclass  # inside it, torch's functions ask no class of tensors
+no_functions_or_modes: Any = torch._C.DisableTorchFunction  # … and no mode
 current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentStream", lambda device: 0)
 
 

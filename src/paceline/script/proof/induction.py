@@ -26,8 +26,9 @@ _tried: dict[Any, list[Kind]] = {}  # by operation, kinds, shapes and numbers: f
 class Induction:
     """Follows three traces. `kind` holds what was found, by the number of a tensor in A."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, draws_in_numpy: bool) -> None:
         self.parts, self.kind = parts, dict[int, Kind]()
+        self._draws_in_numpy = draws_in_numpy  # so that Python may make tensors of random rows
         self.adds_to_average = False  # another operation works on a cross-entropy's mean
         self._probe = Probe(parts)
         self._random: set[int] = set()  # tensors that were drawn, or computed from such
@@ -76,15 +77,16 @@ class Induction:
                 return SAME
             self._why[column[0].number] = _shown(op)
             return MIXED
-        return self._constant(values)
+        return self._constant(values, may_be_random=self._draws_in_numpy)
 
-    def _constant(self, values: Sequence[Any]) -> Kind:
+    def _constant(self, values: Sequence[Any], *, may_be_random: bool = False) -> Kind:
         """A constant whose rows differ depends on their place, and sums and means are by chance."""
         kind = self.parts.judge(values, _same)
         if kind.name == "rows" and kind.dim is not None:
             apart = values[0].unflatten(kind.dim, (kind.outer, self.parts.sizes[kind.of][0], -1))
             first = apart.narrow(kind.dim + 1, 0, 1)
-            return kind if values[0].numel() and _same(first.expand_as(apart), apart) else PLACE
+            is_uniform = values[0].numel() > 0 and _same(first.expand_as(apart), apart)
+            return kind if is_uniform or may_be_random else PLACE
         return PLACE if kind == MIXED or kind.name in ("sum", "mean") else kind
 
     def _read(self, op: Op, notes: Sequence[Sequence[Note]]) -> None:

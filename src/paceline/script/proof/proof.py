@@ -288,7 +288,7 @@ class _Judge:
 
     def __init__(self, pieces: _Pieces, traces: Sequence[Traced], cuts: dict[int, int], module: nn.Module) -> None:
         self._parts, self._traces, self._cuts, self._module = pieces.parts, traces, cuts, module
-        self._found, self._pieces = Induction(pieces.parts), pieces
+        self._found, self._pieces = Induction(pieces.parts, draws_in_numpy=traces[0].draws_in_numpy), pieces
 
     def plan(self, batch_leaf: int) -> SlicePlan:
         a, found = self._traces[0], self._found

@@ -63,6 +63,7 @@ class Traced:
     memory: dict[Any, Any] = field(default_factory=dict)  # Python values that the call has changed
     told: str = ""  # what the call printed or wrote
     drawn: tuple[Drawn, ...] = ()
+    draws_in_numpy: bool = False
 
 
 def run(
@@ -104,6 +105,7 @@ def run(
         if like is not None:
             require_same(like.forward, traced.forward)
         traced.output, traced.drawn = output, tuple(at.drawn or ())
+        traced.draws_in_numpy = draws.numpy_draws != numpy_draws
         number = lambda leaf: recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None  # noqa: E731
         traced.given_after, traced.outputs = [number(leaf) for leaf in leaves], list(map(number, tree.leaves(output)))
         traced.states = side_effects.changed(copied, attributes)

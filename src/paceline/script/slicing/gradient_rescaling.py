@@ -30,6 +30,7 @@ from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.backward_hooks import is_the_scripts
 from paceline.script.slicing.crossings import Split
+from paceline.torch_private import no_functions_or_modes
 
 if TYPE_CHECKING:
     from paceline.script.seams.stage import Stage
@@ -39,10 +40,16 @@ NOT_THE_SCRIPTS = ("torch.", "paceline.")
 
 def find(stage: Stage) -> Callable[[], None]:
     """Installs the patches; returns a function that removes them. Only with several workers."""
-    register, retain, apply = torch.Tensor.register_hook, torch.Tensor.retain_grad, Function.__dict__["apply"]
+    plain_register, retain, apply = torch.Tensor.register_hook, torch.Tensor.retain_grad, Function.__dict__["apply"]
     changed: list[tuple[Any, dict[str, Any]]] = []
 
-    @functools.wraps(register)
+    def register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        with (
+            no_functions_or_modes()
+        ):  # under a function mode (a default device), torch would call `register_hook` again
+            return plain_register(tensor, hook)
+
+    @functools.wraps(plain_register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         split = stage.views.split_of_call
         if is_the_scripts(hook):

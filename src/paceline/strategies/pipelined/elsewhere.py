@@ -14,7 +14,7 @@ import torch
 
 from paceline.script import tree
 from paceline.strategies.pipelined.stage_tensor import StageTensor
-from paceline.torch_private import without_subclass_functions
+from paceline.torch_private import no_torch_function
 
 Source = tuple[int, int]  # the number of a module's call in the forward, and of a tensor in its output
 META = torch.device("meta")
@@ -42,7 +42,7 @@ class Elsewhere(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = [leaf for leaf in tree.leaves([args, kwargs]) if isinstance(leaf, Elsewhere)]
-        with without_subclass_functions():
+        with no_torch_function():
             if all(one.value is not None for one in found):
                 args, kwargs = tree.replace((args, kwargs), lambda x: x.value if isinstance(x, Elsewhere) else x)
                 return func(*args, **kwargs)

@@ -17,7 +17,7 @@ from paceline.comm.group import Group
 from paceline.script.slicing import crossings
 from paceline.strategies.mirrored import leaves_of
 from paceline.strategies.shards.units import refusal
-from paceline.torch_private import NoRules, is_dtensor
+from paceline.torch_private import no_torch_function, is_dtensor
 
 NAMES = (
     *("grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched"),
@@ -58,7 +58,7 @@ def ask(
     direct = [n for n, tensor in enumerate(now) if not is_dtensor(tensor) or id(tensor) in leaves]
     wide = [*(now[n] for n in direct), *(one._unsharded_param for one in held.values())]
     # A DTensor's own rules would gather it: the graph has the sharded one.
-    with NoRules() if any(map(is_dtensor, wide)) else nullcontext():
+    with no_torch_function() if any(map(is_dtensor, wide)) else nullcontext():
         got = list(plain(outputs, wide, **options, allow_unused=True))
     found: list[torch.Tensor | None] = [None] * len(now)
     for n, grad in zip(direct, got[: len(direct)], strict=True):

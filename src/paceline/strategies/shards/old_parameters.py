@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.strategies.mirrored import leaves_of
-from paceline.torch_private import NoRules, plain_grad
+from paceline.torch_private import no_torch_function, plain_grad
 
 
 class OldParameter(torch.Tensor):
@@ -47,7 +47,7 @@ def lead(old: Any, new: DTensor, *, free: bool) -> None:
 
 def release(old: Any) -> None:
     """Frees the memory of an old object that a graph has needed."""
-    with NoRules():
+    with no_torch_function():
         old.untyped_storage().resize_(0)
 
 
@@ -60,7 +60,7 @@ def in_graphs() -> set[int]:
 def late_gradient(old: Any) -> torch.Tensor | None:
     """The gradient that a backward has given to the old object: of a term that was computed before the model's first
     call. It is whole, and is given once."""
-    with NoRules():
+    with no_torch_function():
         grad: torch.Tensor | None = plain_grad.__get__(old)
         if grad is not None:
             plain_grad.__set__(old, None)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paceline.comm.group import Group
 from paceline.script.slicing import crossings
-from paceline.torch_private import NoRules
+from paceline.torch_private import no_torch_function
 
 
 def local_of(tensor: DTensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def own_part(whole: torch.Tensor, like: DTensor, group: Group) -> torch.Tensor:
 
 def sharded(local: torch.Tensor, like: DTensor) -> DTensor:
     """This worker's part as a tensor of the whole shape that is cut as `like` is. Without a graph."""
-    with NoRules(), torch.no_grad():
+    with no_torch_function(), torch.no_grad():
         return DTensor.from_local(
             local.detach(), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
@@ -59,7 +59,7 @@ def cut(whole: torch.Tensor, like: DTensor, group: Group) -> DTensor:
 def whole_of(tensor: DTensor, group: Group, rows: Group | None = None) -> torch.Tensor:
     """The whole tensor, as a plain one. `rows`: it is used in a sliced call of these workers, where each computes a
     part of its gradient; outside, every worker computes all of it."""
-    with NoRules():
+    with no_torch_function():
         if tensor.requires_grad and torch.is_grad_enabled():
             return _Whole.apply(tensor, group, rows)
         return _put_together(tensor, group)
@@ -67,7 +67,7 @@ def whole_of(tensor: DTensor, group: Group, rows: Group | None = None) -> torch.
 
 def as_local(tensor: DTensor) -> torch.Tensor:
     """This worker's part, with a graph if the tensor has one."""
-    with NoRules():
+    with no_torch_function():
         if tensor.requires_grad and torch.is_grad_enabled():
             return _Local.apply(tensor)
         return local_of(tensor).detach()
@@ -75,7 +75,7 @@ def as_local(tensor: DTensor) -> torch.Tensor:
 
 def as_shard(local: torch.Tensor, like: DTensor) -> DTensor:
     """This worker's part of a result as a tensor of the whole shape, with a graph if the part has one."""
-    with NoRules():
+    with no_torch_function():
         if local.requires_grad and torch.is_grad_enabled():
             return _Shard.apply(local, like)
         return sharded(local, like)
@@ -107,7 +107,7 @@ class _Whole(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         like: DTensor = ctx.like
-        with NoRules():
+        with no_torch_function():
             if ctx.rows is not None:
                 grad = crossings.average(grad, ctx.rows)
             if dim_of(like) is not None:

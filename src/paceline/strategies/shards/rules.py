@@ -34,7 +34,7 @@ from paceline.strategies.shards.parts import (
     sum_of_parts,
     whole_of,
 )
-from paceline.torch_private import NoRules
+from paceline.torch_private import no_torch_function
 
 
 class Rules:
@@ -55,7 +55,7 @@ class Rules:
 
         def __torch_function__(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if _is_torchs_own(sys._getframe(1)):
-                with NoRules():
+                with no_torch_function():
                     return func(*args, **(kwargs or {}))
             return rules.apply(func, args, kwargs or {})
 
@@ -98,7 +98,7 @@ class Rules:
         if name in ("__get__", "__set__", "__delete__"):
             return self._property(func, name, args)
         if name in names.KEPT or (name in names.ASKED and len(args) + len(kwargs) == 1):
-            with NoRules():
+            with no_torch_function():
                 return func(*args, **kwargs)
         found = _tensors((args, kwargs))
         learns = torch.is_grad_enabled() and any(_requires_grad(tensor) for tensor in found)
@@ -145,7 +145,7 @@ class Rules:
             args = (args[0], given)
         elif name == "__set__" and isinstance(args[1], DTensor):
             args = (args[0], self.whole(args[1]))
-        with NoRules():
+        with no_torch_function():
             return func(*args)
 
     def _locals(self, value: Any, like: DTensor) -> Any:
@@ -246,14 +246,14 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _requires_grad(tensor: torch.Tensor) -> bool:
-    with NoRules():
+    with no_torch_function():
         return tensor.requires_grad
 
 
 def _fit(tensors: list[torch.Tensor]) -> bool:
     """Whether an elementwise function on parts gives parts: all tensors have one shape, or are numbers; and the sharded
     ones are cut, not parts of a sum."""
-    with NoRules():
+    with no_torch_function():
         cut = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
         shapes = {tensor.shape for tensor in tensors if tensor.dim()}
         return len(shapes) == 1 and all(tensor.dim() and dim_of(tensor) is not None for tensor in cut)
