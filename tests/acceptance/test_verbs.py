@@ -235,7 +235,8 @@ def test_a_time_line_names_the_parameters_of_each_bucket_and_when_it_was_summed(
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1}
-    assert {"forward", "backward", "communication", "optimizer"} <= {event["name"] for event in spans}
+    phases = {"forward", "backward", "communication", "optimizer", "paceline's check"}
+    assert phases <= {event["name"] for event in spans}
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     bucket = [e for e in spans if e["pid"] == 0 and tracks[0, e["tid"]] == "bucket 0"]
     assert {event["name"] for event in bucket} == {"ready", "queued", "reduced"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.comm import stopwatch
 from paceline.comm.stopwatch import UNSPLIT, Stopwatch
+from paceline.record.phases import CHECK
 
 
 class Clock:
@@ -53,6 +54,38 @@ def test_a_lap_may_end_inside_a_phase(clock: Clock) -> None:
     watch.leave()
     watch.lap(2)
     assert watch.laps() == [({"other": 0.0, "optimizer": 3.0}, 1), ({"optimizer": 4.0, "other": 0.0}, 2)]
+
+
+def test_all_that_happens_in_a_check_is_the_check(clock: Clock) -> None:
+    watch, spans = Stopwatch(), []
+    watch.on_span = lambda *span: spans.append(span)
+    for phase in ("forward", "evaluation"):
+        watch.enter(phase)
+        clock.now += 1
+        with watch.checking():
+            clock.now += 10
+            watch.enter("communication")
+            clock.now += 100
+            watch.leave()
+            with watch.checking():
+                clock.now += 1000
+        clock.now += 2
+        watch.leave()
+    watch.lap(None)
+    assert watch.laps() == [({"other": 0.0, "forward": 3.0, "evaluation": 3.0, CHECK: 2220.0}, None)]
+    assert [end - start for name, start, end in spans if name == CHECK] == [1110.0, 1110.0], "one span per check"
+    assert watch.now() == 6.0, "this clock stands still during checks"
+
+
+def test_collectives_of_an_evaluation_are_part_of_it(clock: Clock) -> None:
+    watch = Stopwatch()
+    watch.enter("evaluation")
+    watch.enter("communication")
+    clock.now += 5
+    watch.leave()
+    watch.leave()
+    watch.lap(None)
+    assert watch.laps() == [({"other": 0.0, "evaluation": 5.0}, None)]
 
 
 def test_laps_are_given_back_once(clock: Clock) -> None:
@@ -155,7 +188,9 @@ def test_on_a_device_the_end_waits_for_the_last_lap(clock: Clock, device: Clock)
     assert watch.laps(wait=True) == [({"other": 0.0, "backward": 5.0}, "last")]
 
 
-def test_of_short_laps_on_a_device_one_in_ten_is_split_and_evaluation_always(clock: Clock, device: Clock) -> None:
+def test_of_short_laps_on_a_device_one_in_ten_is_split_but_evaluation_and_checks_always(
+    clock: Clock, device: Clock
+) -> None:
     watch = Stopwatch()
     watch.use_cuda()
 
@@ -171,12 +206,18 @@ def test_of_short_laps_on_a_device_one_in_ten_is_split_and_evaluation_always(clo
             watch.enter("evaluation")
             device.now += 7.0
             watch.leave()
+        if number == 6:
+            watch.enter("forward")
+            with watch.checking():
+                device.now += 7.0
+            watch.leave()
         watch.lap(number)
     laps = watch.laps(wait=True)
     # The first ones come before anything is known of their length.
     assert [number for seconds, number in laps if UNSPLIT not in seconds] == [0, 10, 20]
     assert laps[5][0] == pytest.approx({UNSPLIT: 0.001, "evaluation": 7.0})
-    assert all(sum(s.values()) == pytest.approx(0.001 + 7.0 * (n == 5)) for s, n in laps)
+    assert laps[6][0] == pytest.approx({UNSPLIT: 0.001, CHECK: 7.0})
+    assert all(sum(s.values()) == pytest.approx(0.001 + 7.0 * (n in (5, 6))) for s, n in laps)
 
 
 def test_long_laps_on_a_device_are_all_split(clock: Clock, device: Clock) -> None:

@@ -37,8 +37,12 @@ def test_phases_and_lines_are_marked():
         watch.leave()
         watch.leave()
         bool(torch.ones(1))
+        with watch.checking():
+            watch.enter("data")
+            watch.leave()
         marks.lift()
     names = {event.key for event in profiler.key_averages()}
-    assert {"paceline.backward", "paceline.communication"} <= names
+    assert {"paceline.backward", "paceline.communication", "paceline's check"} <= names
+    assert "paceline.data" not in names, "inside a check"
     assert any(name.startswith("paceline.line#") and name.endswith("#bool") for name in names)
     assert any("test_marks.py" in name for name in names)

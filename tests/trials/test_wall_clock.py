@@ -8,7 +8,7 @@ from paceline.record.schema import Step
 from paceline.trials.core.wall_clock import read_wall_clock
 
 
-def a_step(number: int, at: float, total: float, evaluation: float = 0.0) -> Step:
+def a_step(number: int, at: float, total: float, evaluation: float = 0.0, check: float = 0.0) -> Step:
     rest = total - evaluation
     return Step(
         step=number,
@@ -21,19 +21,20 @@ def a_step(number: int, at: float, total: float, evaluation: float = 0.0) -> Ste
         communication=0.0,
         optimizer=0.0,
         evaluation=evaluation,
+        check=check,
     )
 
 
 def test_the_parts_of_a_run_add_up_to_its_wall_clock() -> None:
     steps = [
-        a_step(1, at=107.0, total=3.0),
-        a_step(2, at=108.0, total=1.0),
+        a_step(1, at=107.0, total=1.0, check=2.0),
+        a_step(2, at=108.0, total=0.75, check=0.25),
         a_step(3, at=111.0, total=3.0, evaluation=2.0),
     ]
     clock = read_wall_clock(steps, 1, began=100.0, ended=115.0, evaluated_after=1.5)
     assert clock is not None
-    assert (clock.total, clock.start, clock.warm_up, clock.steps) == (15.0, 4.0, 3.0, 2.0)
-    assert (clock.evaluation, clock.end, clock.between) == (3.5, 2.5, 0.0)
+    assert (clock.total, clock.start, clock.warm_up, clock.steps) == (15.0, 4.0, 1.0, 1.75)
+    assert (clock.evaluation, clock.check, clock.end, clock.between) == (3.5, 2.25, 2.5, 0.0)
 
 
 def test_the_time_between_two_attempts_is_told_apart() -> None:

@@ -8,8 +8,10 @@ import pytest
 from view_records import SLOW, TRAIN, grow, make_live
 
 from paceline.errors import RecordError
-from paceline.record import Outcome, read_run, write_run
+from paceline.record import Outcome, Step, read_run, write_run
+from paceline.record.phases import CHECK
 from paceline.record.timeline import TimelineWriter
+from paceline.record.writer import StepWriter
 from paceline.view.records.layout import KINDS, unpack
 from paceline.view.records.library import Library
 from paceline.view.records.spans import spans_of, steps_of
@@ -130,3 +132,21 @@ def test_a_run_with_a_timeline_has_a_time_line(tmp_path, client_of):
     assert told["names"] == ["paceline.forward", "bucket 0"], "a phase is named as in a trace"
     assert len(told["tracks"]) == 4
     assert client.get("/timeline/now?step=2").status_code == 200
+
+
+def test_the_time_line_of_a_step_begins_with_its_check(tmp_path):
+    folder = make_live(tmp_path / "now", steps=3)
+    end = Library(tmp_path).open("now").steps.frame["at"].max() + 10.0
+    phases = dict.fromkeys(("data", "backward", "communication", "optimizer"), 0.0)
+    writer = StepWriter(folder / "steps.rank0.jsonl")
+    writer.append(Step(step=4, at=end, samples=8, total=1.0, forward=1.0, check=4.0, **phases))
+    writer.close()
+    timeline = TimelineWriter(folder, 0)
+    timeline._zero = 0.0
+    timeline.add("phases", CHECK, end - 5.0, end - 1.0)
+    timeline.add("phases", "forward", end - 1.0, end)
+    timeline.flush()
+    told = spans_of(Library(tmp_path).open("now"), 4)
+    assert told.names == [CHECK, "paceline.forward"]
+    assert [round(length / 1e9) for length in told.length] == [4, 1]
+    assert [(mark.start, round(mark.end / 1e9)) for mark in told.steps] == [(0, 5)]

@@ -41,7 +41,7 @@ from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError, ScriptError
-from paceline.record.phases import COMMUNICATION, EVALUATION
+from paceline.record.phases import COMMUNICATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
 
@@ -350,9 +350,7 @@ class Group:
         if self.pulse.alone and self.pulse.alone == threading.get_ident():
             raise self.ending.carry(self._refusal_alone(what))
         self.pulse.enter(what)
-        timed = self.watch.phase != EVALUATION
-        if timed:
-            self.watch.enter(COMMUNICATION)
+        self.watch.enter(COMMUNICATION)
         try:
             if asks and self.guarded:
                 self._channel.agree(failed=False)
@@ -375,8 +373,7 @@ class Group:
                 raise
             raise self.ending.carry(self._explain(error, what)) from error
         finally:
-            if timed:
-                self.watch.leave()
+            self.watch.leave()
         self.pulse.leave()
 
     def _refusal_alone(self, what: str) -> PacelineError:

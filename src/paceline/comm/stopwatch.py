@@ -6,24 +6,27 @@ event, so that the stopwatch never waits for the device. The phases then measure
 with device work takes no time of its own.
 
 An event costs the host some microseconds, and a short lap is mostly host time. Therefore only one short lap in `ONE_IN`
-is split into phases. Each of the other short laps is timed as a whole, except evaluation, which is not part of a step.
+is split into phases. Each of the other short laps is timed as a whole, except evaluation and Paceline's own checks,
+which are not part of a step.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from paceline.record.phases import EVALUATION, OTHER
+from paceline.record.phases import CHECK, COMMUNICATION, EVALUATION, OTHER
 from paceline.torch_private import current_stream_number, is_capturing
 
 UNSPLIT = "unsplit"  # the time of a lap that was not split
 SHORT = 0.03  # seconds: a lap on a CUDA device is short below this duration
 ONE_IN = 10  # one short lap in this number of laps is split into phases
+BESIDE = (EVALUATION, CHECK)  # not part of a step: timed in every lap
 Lap = dict[str, float]
 
 
@@ -32,6 +35,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.on_span: Callable[[str, float, float], None] | None = None  # called with each span of a phase (CPU only)
+        self.traced = False  # phases are marked in a trace: see `profile.marks`
         self._stack = [OTHER]
         self._cuda = False
         self._mark: Any = time.perf_counter()
@@ -42,6 +46,7 @@ class Stopwatch:
         self._coarse = False  # the current lap is not split into phases
         self._count = 0
         self._began = 0.0
+        self._checked = 0.0  # seconds of checks, by the host's clock
         self._seconds: Lap = {}
         self._closed: deque[tuple[Lap, list[tuple[str, Any, Any]], Any]] = deque()
 
@@ -62,14 +67,34 @@ class Stopwatch:
         return self._cuda and is_capturing()
 
     def enter(self, phase: str) -> None:
-        if not self._coarse or phase == EVALUATION:
+        around = self._stack[-1]
+        # A check is timed as a whole, and so are an evaluation and its collectives.
+        if around == CHECK or (around == EVALUATION and phase == COMMUNICATION):
+            phase = around
+        elif not self._coarse or phase in BESIDE:
             self._switch()
         self._stack.append(phase)
 
     def leave(self) -> None:
-        if not self._coarse or self._stack[-1] == EVALUATION:
+        phase = self._stack[-1]
+        if phase != self._stack[-2] and (not self._coarse or phase in BESIDE):
             self._switch()
         self._stack.pop()
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """The time inside, also that of waits for other workers, is Paceline's own check: it counts for no step."""
+        begun = self.now()
+        self.enter(CHECK)
+        try:
+            yield
+        finally:
+            self.leave()
+            self._checked += self.now() - begun
+
+    def now(self) -> float:
+        """The host's clock, which stands still during checks that have ended."""
+        return time.perf_counter() - self._checked
 
     def lap(self, note: Any) -> None:
         """Ends the current lap. `laps()` returns `note` with the lap."""
@@ -105,7 +130,7 @@ class Stopwatch:
             if self.stands:
                 return
             now = self._event()
-            if self._coarse and phase != EVALUATION:
+            if self._coarse and phase not in BESIDE:
                 phase = UNSPLIT
             self._open.append((phase, self._mark, now))
         else:

@@ -48,8 +48,8 @@ class Capture:
         self._seen = 0  # number of steps seen
         self._done = False
         self._seconds: list[float] = []
-        self._ended = time.perf_counter()
-        self._begun = self._ended
+        self._ended = stage.watch.now()
+        self._begun = time.perf_counter()
         stage.subscribe(self)
 
     def after_step(self, optimizer: Any) -> None:
@@ -85,21 +85,21 @@ class Capture:
             else:
                 self._profiler.step()
             return
-        now = time.perf_counter()
+        now = self.stage.watch.now()
         self._seconds.append(now - self._ended)
         self._ended = now
-        if self._is_warm(now):
+        if self._is_warm():
             self._start()
 
     # -- when --------------------------------------------------------------------------------------------------------
 
-    def _is_warm(self, now: float) -> bool:
+    def _is_warm(self) -> bool:
         if self.asked.warm_up is not None:
             return self._seen + TRIAL >= self.asked.warm_up
         if self._seen not in LOOKS:
             return False
         # The first step's time includes the script's set-up before it.
-        late = self._seen == LOOKS[-1] or now - self._begun > PATIENCE
+        late = self._seen == LOOKS[-1] or time.perf_counter() - self._begun > PATIENCE
         answer = torch.tensor([late or settle(self._seconds) is not None], dtype=torch.uint8, device="cpu")
         self.stage.group.broadcast(answer, "the decision to start the trace")
         return bool(answer.item())

@@ -60,7 +60,7 @@ class Gathering:
             self.facts.models.append(_model(module))
 
     def after_step(self, optimizer: Any) -> None:
-        self._last = time.perf_counter()
+        self._last = self._stage.watch.now()
         if self._first is None:
             self._first = self._last
         if id(optimizer) not in self._met and len(self._met) < MOST:

@@ -16,7 +16,7 @@ from torch.autograd.profiler import record_function
 
 from paceline.comm.call_site import script_line
 from paceline.comm.stopwatch import Stopwatch
-from paceline.record.phases import MARK
+from paceline.record.phases import CHECK, MARK
 
 LINE = f"{MARK}line#"
 # Tensor methods that make the host wait until the device has computed a value.
@@ -34,11 +34,12 @@ class Marks:
 
     def lay(self) -> None:
         watch, opened = self._watch, self._open
+        watch.traced = True
         enter, leave = watch.enter, watch.leave
 
         def marked_enter(phase: str) -> None:
             enter(phase)
-            mark = record_function(MARK + phase)
+            mark = record_function(CHECK if watch.phase == CHECK else MARK + watch.phase)
             mark.__enter__()
             opened.append(mark)
 
@@ -56,6 +57,7 @@ class Marks:
         self._mark_calls(torch.cuda, "synchronize")
 
     def lift(self) -> None:
+        self._watch.traced = False
         while self._open:
             self._open.pop().__exit__(None, None, None)
         while self._undo:

@@ -9,5 +9,6 @@ from __future__ import annotations
 COMMUNICATION = "communication"  # exposed: waiting for collectives, hidden under nothing
 EVALUATION = "evaluation"  # calls in eval mode: no part of training
 OTHER = "other"  # the script's own time between the seams
+CHECK = "paceline's check"  # Paceline's own checks: no phase, and no part of a step
 PHASES = ("data", "forward", "backward", COMMUNICATION, "optimizer", EVALUATION, OTHER)
 MARK = "paceline."  # before a phase's name in a trace

@@ -15,9 +15,10 @@ SCHEMA = 1
 
 
 class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """One optimizer step of one worker. The parts add up to `total`. All parts but `communication` are the worker's own
-    work, so `total - communication` is how long the worker's peers waited for it. Of short steps on a GPU, only every
-    tenth is `split`: in the other steps only `total` and `evaluation` are known, and the parts are zero."""
+    """One optimizer step of one worker. The parts add up to `total`, which leaves `check` out. All parts but
+    `communication` are the worker's own work, so `total - communication` is how long the worker's peers waited for it.
+    Of short steps on a GPU, only every tenth is `split`: in the other steps only `total`, `evaluation` and `check` are
+    known, and the parts are zero."""
 
     step: int
     at: float  # unix time at the end of the step
@@ -30,6 +31,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     optimizer: float
     evaluation: float = 0.0  # calls in eval mode since the previous step
     other: float = 0.0
+    check: float = 0.0  # Paceline's own checks since the previous step, beside `total`
     loss: float | None = None
     finite: bool = True  # False: the loss was NaN or infinite, which JSON cannot write
     split: bool = True

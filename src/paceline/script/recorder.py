@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paceline.comm.stopwatch import UNSPLIT, Lap
-from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.phases import CHECK, EVALUATION, PHASES
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
 from paceline.script import memory
@@ -118,11 +118,13 @@ class Recorder:
             if loss is not None and not loss.is_here(wait=wait):
                 break
             self._laps.popleft()
+            check = seconds.pop(CHECK, 0.0)
             step = Step(
                 step=number,
                 at=at,
                 samples=samples,
                 total=sum(seconds.values()),
+                check=check,
                 loss=None if loss is None else loss.value,
                 finite=loss is None or loss.value is None or math.isfinite(loss.value),
                 split=UNSPLIT not in seconds,

@@ -89,9 +89,10 @@ class Agreement:
     def on_slices(self, module: nn.Module, given: Any) -> None:
         """Before a call in slices: all workers must have the same arguments."""
         if self._looking and self._called is not None:
-            found, plain = arguments(given)
-            look = Look((self._called.number,), self.steps, self._updated, script_line(), tuple(found), plain)
-            self.arguments.add([value for one in found for value in one.digest], look, zlib.crc32(plain.encode()))
+            with self.stage.watch.checking():
+                found, plain = arguments(given)
+                look = Look((self._called.number,), self.steps, self._updated, script_line(), tuple(found), plain)
+                self.arguments.add([value for one in found for value in one.digest], look, zlib.crc32(plain.encode()))
 
     def after_forward(self, module: nn.Module) -> None:
         if self._called is not None:
@@ -145,8 +146,9 @@ class Agreement:
 
     def exchange(self) -> None:
         """Sends the totals in a message of their own. Every worker calls it; waits for all of them, and for the GPU."""
-        mine = torch.tensor(self.riders(wait=True), dtype=torch.int64, device="cpu")
-        self.compare(self.group.gather_vectors(mine, "the digests of weights").tolist())
+        with self.stage.watch.checking():
+            mine = torch.tensor(self.riders(wait=True), dtype=torch.int64, device="cpu")
+            self.compare(self.group.gather_vectors(mine, "the digests of weights").tolist())
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -159,9 +161,10 @@ class Agreement:
         return watched
 
     def _look(self, ledger: Ledger, models: list[nn.Module]) -> None:
-        weights = [named for module in models for named in self.models[module].weights(module)]
-        look = Look(tuple(self.models[m].number for m in models), self.steps, self._updated, script_line())
-        ledger.add(digest(tensor for _, tensor in weights), look, layout(weights))
+        with self.stage.watch.checking():
+            weights = [named for module in models for named in self.models[module].weights(module)]
+            look = Look(tuple(self.models[m].number for m in models), self.steps, self._updated, script_line())
+            ledger.add(digest(tensor for _, tensor in weights), look, layout(weights))
 
     def _note_update(self, *, ends_step: bool) -> None:
         self._updates += 1

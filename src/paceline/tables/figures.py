@@ -39,7 +39,7 @@ LARGEST = 1 << 20  # bytes of that file
 LONG_WAIT = 2.0  # times the usual step: a wait for input of this length is not the usual one
 RECURRING = 0.15  # share of the time in such waits from which on they count in full
 BLOCKS = 11  # blocks of consecutive steps; an odd number, so that the median is one of them
-FIELDS = ("step", "samples", "total", *PHASES, "split", "traced", "loss", "memory")
+FIELDS = ("step", "samples", "total", *PHASES, "check", "split", "traced", "loss", "memory")
 
 
 class Figures(msgspec.Struct, kw_only=True, frozen=True):
@@ -55,6 +55,7 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     low: float = 0.0  # samples/s of the slowest block …
     high: float = 0.0  # … and of the fastest
     step: dict[str, float] = {}  # `total`, which is `step_time`; its phases, which add up to it; `evaluation` beside it
+    check: float = 0.0  # Paceline's own checks per step, beside it
     spread: float | None = None  # share of a step by which the slowest worker is behind the others; None: one worker
     slowest: Delay | None = None  # it is worth a look only if `slowest.slow`
     first_loss: float | None = None
@@ -95,7 +96,8 @@ def figures(by_rank: Mapping[int, Columns]) -> Figures:
         samples_per_s=speed,
         low=min(*speeds, speed),
         high=max(*speeds, speed),
-        step=step | _parts(counted.values(), step_time) | {EVALUATION: _evaluation(settled)},
+        step=step | _parts(counted.values(), step_time) | {EVALUATION: _mean(settled, EVALUATION)},
+        check=_mean(settled, "check"),
         spread=late[0].share if late else None,
         slowest=late[0] if late else None,
         first_loss=losses[0] if losses else None,
@@ -161,8 +163,8 @@ def all_delays(by_rank: Mapping[int, Columns]) -> list[Delay]:
 
 def warm_up(first: Columns) -> int:
     """The number of warm-up steps of the first rank: until step times are steady, or a third of the steps if they never
-    are. Step 1 includes the set-up, allocates memory, picks kernels and proves the slicing; the next steps fill buckets
-    in a new order; compilation takes any number of steps. Steps under the profiler tell nothing about that."""
+    are. Step 1 includes the set-up, allocates memory and picks kernels; the next steps fill buckets in a new order;
+    compilation takes any number of steps. Steps under the profiler tell nothing about that."""
     return _warm_up(first)[0] if first["step"] else 0
 
 
@@ -248,7 +250,7 @@ def _parts(by_rank: Collection[Columns], step_time: float) -> dict[str, float]:
     return {"total": step_time} | {part: seconds * scale for part, seconds in parts.items()}
 
 
-def _evaluation(settled: Collection[Columns]) -> float:
-    """Seconds in eval mode per step, as a mean over steps and workers."""
-    told = [value for columns in settled for value in columns[EVALUATION]]
+def _mean(settled: Collection[Columns], part: str) -> float:
+    """Seconds of this part per step, as a mean over steps and workers."""
+    told = [value for columns in settled for value in columns[part]]
     return sum(told) / len(told) if told else 0.0

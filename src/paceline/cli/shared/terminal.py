@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.charts.chart import Chart
-from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.phases import CHECK, EVALUATION, PHASES
 from paceline.record.refuge import new_folder_somewhere
 from paceline.record.stopping import stop
 from paceline.units import percent, seconds
 
 BAR = 24  # columns of a full bar
+SHOWN = 0.01  # of a step: shorter checks are left out
 
 
 def stderr() -> Console:
@@ -61,9 +62,11 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
     )
 
 
-def time_table(step: Mapping[str, float], title: str = "where the time went", *, beside: bool = True) -> Table:
-    """The table of where a step's time went. Evaluation is no part of a step, and stands below the total; without
-    `beside` the total includes it."""
+def time_table(
+    step: Mapping[str, float], title: str = "where the time went", *, beside: bool = True, check: float = 0.0
+) -> Table:
+    """The table of where a step's time went. Evaluation and Paceline's own checks, of `check` seconds per step, are no
+    part of a step, and stand below the total; without `beside` the total includes evaluation."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(title)
     table.add_column("a step", justify="right")
@@ -77,6 +80,8 @@ def time_table(step: Mapping[str, float], title: str = "where the time went", *,
     table.add_row("total", seconds(step["total"]), "", "", style="bold")
     if beside and step[EVALUATION] > 0:
         table.add_row("evaluation beside it", seconds(step[EVALUATION]), percent(step[EVALUATION] / total), "")
+    if check > SHOWN * total:
+        table.add_row(f"{CHECK} beside it", seconds(check), percent(check / total), "")
     return table
 
 

@@ -39,6 +39,7 @@ def figures_document(figures: Figures) -> dict[str, Any]:
         "step_time": figures.step_time,
         "samples_per_s": figures.samples_per_s,
         "step": figures.step,
+        "check": figures.check,
         "spread": figures.spread,
         "slowest": {"rank": 0, "behind": 0.0} if slowest is None else msgspec.to_builtins(slowest),
         "loss": {"first": figures.first_loss, "last": figures.last_loss},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.errors import RecordError
 from paceline.record import read_steps
+from paceline.record.phases import CHECK
 from paceline.record.schema import Outcome
 from paceline.script.output.overlay import process_start
 from paceline.trials.core.wall_clock import WallClock, read_wall_clock
@@ -46,9 +47,10 @@ def wall_clock_line(clock: WallClock) -> str:
         "warm-up": clock.warm_up,
         "steps": clock.steps,
         "evaluation": clock.evaluation,
+        CHECK: clock.check,
         "between attempts": clock.between,
         "end": clock.end,
     }
-    rare = ("evaluation", "between attempts")
+    rare = ("evaluation", CHECK, "between attempts")
     told = [f"{name} {seconds(part)}" for name, part in parts.items() if name not in rare or part > SHOWN * clock.total]
     return f"wall clock: {', '.join(told)}"

@@ -128,14 +128,20 @@ class SlicedCalls:
 
         def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
             again = None if put_back is None else functools.partial(self._forget_call, put_back)
+            anew: Callable[[], AbstractContextManager[None]] = nullcontext
             try:
                 work = (self._call, plain, own, module, args, kwargs)
                 output = self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
             except (NotAsProven, AstrayError) as error:
-                output = self._once_more(plain, (args, kwargs), str(error))
+                anew = self.group.watch.checking
+                with anew():
+                    output = self._once_more(plain, (args, kwargs), str(error))
             finally:
                 self._begun = None
-            return self._call_parts(plain, args, kwargs, output, put_back) if isinstance(output, _Begun) else output
+            if not isinstance(output, _Begun):
+                return output
+            with anew():
+                return self._call_parts(plain, args, kwargs, output, put_back)
 
         if self.redo is None:
             return compute(module, args, kwargs)
@@ -164,17 +170,21 @@ class SlicedCalls:
         if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves)):
             if len(plans) >= MOST:
                 plans.clear()
-            whole = unsharded(given)
-            known = plans[kind] = self._prove(
-                own, module, whole, tree.leaves(whole), all_rows=self._failures.get((id(module), kind), 0) > 0
-            )
-            memory.return_freed()
+            with self.group.watch.checking():
+                whole = unsharded(given)
+                known = plans[kind] = self._prove(
+                    own, module, whole, tree.leaves(whole), all_rows=self._failures.get((id(module), kind), 0) > 0
+                )
+                memory.return_freed()
         if isinstance(known, NotSplitError) and _has_parts(module):
             return begun
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
-        plan = known
-        plan.calls += 1
+        plan, due = known, _is_due(known.calls + 1)
+        if due and plan.calls > 1 and self.group.watch.traced:
+            due = False  # in a trace each operation would be there twice: the first call after the trace is due
+        else:
+            plan.calls += 1
         split = brought_split(leaves, plan.cuts) or split_of(leaves, plan.batch_leaf, plan.cuts, self.group)
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = uncompiled(module)
@@ -190,9 +200,10 @@ class SlicedCalls:
         self.averages.begin()
         names = None
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
-        is_due = _is_due(plan) or begun.has_new_sizes or not few or self.guards.is_restless(module)
+        is_due = due or begun.has_new_sizes or not few or self.guards.is_restless(module)
         if plain is own and not plan.compiled and is_due:  # mods and strategies make operations of their own
-            names, begun.put_back = Names(self._draws), _state(subject, local, versions)
+            with self.group.watch.checking():
+                names, begun.put_back = Names(self._draws), _state(subject, local, versions)
         try:
             with (
                 self._inside(plan, split, plain is own),
@@ -334,8 +345,8 @@ class SlicedCalls:
         if batch not in plan.batches:
             plan.batches.add(batch)
             if len(plan.batches) & (len(plan.batches) - 1) == 0:
-                whole = unsharded(given)
-                return self._prove.is_same_on_all_rows(plain, module, whole, plan)
+                with self.group.watch.checking():
+                    return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan)
         return True
 
     def _once_more(self, plain: Callable[..., Any], given: Any, why: str) -> Any:
@@ -432,9 +443,9 @@ class SlicedCalls:
         return type(piece)(round(value) if isinstance(piece, int) else value)
 
 
-def _is_due(plan: SlicePlan) -> bool:
+def _is_due(call: int) -> bool:
     """Whether a call is compared with its proof: the 1st, 2nd, 4th, 8th …"""
-    return plan.calls & (plan.calls - 1) == 0
+    return call & (call - 1) == 0
 
 
 def _other_operation(proven: list[str], found: list[str]) -> str:

@@ -19,6 +19,7 @@ class WallClock(msgspec.Struct, kw_only=True):
     warm_up: float  # the script's own set-up, and its first steps
     steps: float  # all other steps
     evaluation: float  # calls in eval mode, between and after the steps
+    check: float  # Paceline's own checks, until the last step
     end: float  # from the last step on: what the script still does, and the end of the workers
     between: float = 0.0  # not in a step, such as the time between two attempts of a run that started again
 
@@ -32,21 +33,23 @@ def read_wall_clock(
     if not steps:
         return None
     first, last = steps[0], steps[-1]
-    if first.at - first.total < began - SKEW or last.at > ended + SKEW:
+    begun = first.at - first.total - first.check
+    if begun < began - SKEW or last.at > ended + SKEW:
         return None
     warm = sum(step.total - step.evaluation for step in steps[:warm_up])
     steady = sum(step.total - step.evaluation for step in steps[warm_up:])
-    evaluation = sum(step.evaluation for step in steps)
-    start = max(first.at - first.total - began, 0.0)
+    evaluation, check = sum(step.evaluation for step in steps), sum(step.check for step in steps)
+    start = max(begun - began, 0.0)
     end = max(ended - last.at - evaluated_after, 0.0)
     total = ended - began
-    between = max(total - start - warm - steady - evaluation - evaluated_after - end, 0.0)
+    between = max(total - start - warm - steady - evaluation - check - evaluated_after - end, 0.0)
     return WallClock(
         total=total,
         start=start,
         warm_up=warm,
         steps=steady,
         evaluation=evaluation + evaluated_after,
+        check=check,
         end=end,
         between=between,
     )

@@ -85,7 +85,7 @@ def prove_steps(record: Opened, step: int, until: int) -> None:
 
 def _from_timeline(record: Opened, step: int, until: int, most: int) -> StepSpans:
     steps = record.steps.frame.filter(pl.col("step").is_between(step, until) & (pl.col("rank") == pl.col("rank").min()))
-    marks = [(row["step"], row["at"] - row["total"], row["at"]) for row in steps.iter_rows(named=True)]
+    marks = [(row["step"], row["at"] - row["total"] - row["check"], row["at"]) for row in steps.iter_rows(named=True)]
     start, end = min(mark[1] for mark in marks), max(mark[2] for mark in marks)
     drawing, left_out = Drawing(), 0
     for path in record.spans_paths:
