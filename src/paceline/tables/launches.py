@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from paceline.tables.timeline import launch_times, timeline
+from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.steps import covered, windows
 
@@ -18,7 +18,7 @@ def launches(trace: Trace) -> pl.DataFrame:
     (share of wall time in which the device was idle because the host was late)."""
     inside, steps = covered(trace), windows(trace).height
     rows = trace.device.filter(pl.col("kind") == "kernel")
-    launched = launch_times(trace, rows)
+    launched = trace.launch_times(rows)
     begun = np.where(launched >= 0, launched, rows["start"].to_numpy())
     rows = rows.filter(pl.Series(inside.covered(begun), dtype=pl.Boolean))
     cost = _cost(trace)
@@ -46,7 +46,7 @@ def launches(trace: Trace) -> pl.DataFrame:
 
 def _cost(trace: Trace) -> float:
     """Host seconds per launch: the median, because some launches wait for space in the queue."""
-    calls = trace.events.filter(
+    calls = trace.host.filter(
         (pl.col("kind") == "runtime") & pl.col("name").cast(pl.String).str.contains("LaunchKernel")
     )
     length = (calls["end"] - calls["start"]).to_numpy()

@@ -21,7 +21,7 @@ def modules(trace: Trace) -> pl.DataFrame:
     host_backward, device_forward, device_backward; seconds). A backward op belongs to the module of its forward op.
     Empty if the trace has no stack."""
     calls = trace.calls.with_row_index("row")
-    frames = trace.events.filter(
+    frames = trace.counted.filter(
         (pl.col("kind") == "python") & pl.col("name").cast(pl.String).str.starts_with(MODULE)
     ).with_columns(row=pl.lit(None, dtype=pl.UInt32))
     shared = ["kind", "name", "start", "end", "process", "thread", "sequence", "row"]

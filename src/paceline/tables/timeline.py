@@ -10,7 +10,7 @@ import polars as pl
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.intervals import EMPTY, Integers, Spans
 from paceline.tables.trace.kinds import of_communication, uses_tensor_cores
-from paceline.tables.trace.steps import covered, synchronising, waiting_for_input, waiting_for_peers, windows
+from paceline.tables.trace.steps import covered, synchronising, waiting_for_input, waiting_for_peers, walls, windows
 
 LATE = 10_000  # nanoseconds by which the host may learn late that the device has finished; clocks agree no better
 
@@ -63,6 +63,7 @@ def timeline(trace: Trace) -> pl.DataFrame:
     """
     steps = windows(trace)
     starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
+    inside, wall = covered(trace), walls(trace)
     tables = []
     for each in work(trace):
         exposed = each.communication - each.compute
@@ -75,13 +76,13 @@ def timeline(trace: Trace) -> pl.DataFrame:
             "communication_total": each.communication,
             "copy_total": each.copy,
         }
-        figures = {name: spans.length_within(starts, ends) / 1e9 for name, spans in parts.items()}
+        figures = {name: (spans & inside).length_within(starts, ends) / 1e9 for name, spans in parts.items()}
         tables.append(
             steps.select(
                 pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
                 pl.lit(each.device, dtype=pl.Int64).alias("device"),
                 "step",
-                ((pl.col("end") - pl.col("start")) / 1e9).alias("wall"),
+                wall,
             )
             .with_columns(pl.Series(name, values) for name, values in figures.items())
             .with_columns(idle=pl.sum_horizontal(f"idle_{cause}" for cause in CAUSES))
@@ -129,18 +130,7 @@ def _launched(trace: Trace, device: int, gaps: Spans) -> Integers:
         return gaps.ends
     following = np.searchsorted(starts, gaps.ends)
     known = following < len(starts)
-    launched = launch_times(trace, rows)[np.minimum(following, len(starts) - 1)]
+    launched = trace.launch_times(rows)[np.minimum(following, len(starts) - 1)]
     launched = np.where(known & (launched >= 0), launched, gaps.ends)
     result: Integers = np.clip(launched, gaps.starts, gaps.ends)
     return result
-
-
-def launch_times(trace: Trace, rows: pl.DataFrame) -> Integers:
-    """When the host began to launch each of these device events; -1 if the trace does not say."""
-    launches = (
-        trace.events.filter((pl.col("kind") == "runtime") & (pl.col("correlation") > 0))
-        .select("correlation", launched="start")
-        .unique("correlation", keep="first")
-    )
-    joined = rows.select("correlation").join(launches, on="correlation", how="left", maintain_order="left")
-    return joined["launched"].fill_null(-1).to_numpy()

@@ -18,12 +18,12 @@ def waits(trace: Trace) -> pl.DataFrame:
     call), file, line (empty and 0 if unknown: a trace from elsewhere), calls, seconds (both per step). With a device,
     seconds is the time in which the host waited for it; without one, the duration of the calls."""
     steps = max(windows(trace).height, 1)
-    marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], LINE))
+    marks = trace.host.filter((pl.col("kind") == "mark") & says(trace.host["name"], LINE))
     # Nested calls (printing a tensor reads it several times) count once.
     marks = marks.sort("start", "end", descending=[False, True])
     reach = marks["end"].cum_max().shift(1).fill_null(-1)
     marks = marks.filter(marks["start"] >= reach)
-    blocked = trace.events.filter((pl.col("kind") == "runtime") & says(trace.events["name"], SYNCHRONISING))
+    blocked = trace.host.filter((pl.col("kind") == "runtime") & says(trace.host["name"], SYNCHRONISING))
     by_line = marks.select(
         pl.col("name")
         .cast(pl.String)

@@ -21,8 +21,9 @@ import polars as pl
 
 from paceline.errors import TraceError
 from paceline.record.inside import File
+from paceline.record.phases import CHECK
 from paceline.tables.trace.foreign_events import FOREIGN, ForeignEvents
-from paceline.tables.trace.intervals import Integers
+from paceline.tables.trace.intervals import Integers, Spans
 from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, JsonStream, Number
 from paceline.tables.trace.nesting import calls
 
@@ -81,19 +82,47 @@ class Trace:
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
 
     @cached_property
+    def checks(self) -> Spans:
+        """The times of Paceline's own checks."""
+        marks = self.events.filter((pl.col("kind") == "mark") & (pl.col("name").cast(pl.String) == CHECK))
+        return Spans.of(marks["start"].to_numpy(), marks["end"].to_numpy())
+
+    @cached_property
+    def counted(self) -> pl.DataFrame:
+        """The events that tables count: all but those inside checks. The mark of a check stays, so that its time is no
+        part of its caller's own time. An event of a device belongs to the check that launched it."""
+        if not len(self.checks):
+            return self.events
+        start, launched = self.events["start"].to_numpy(), self.launch_times(self.events)
+        on_device = self.events["kind"].is_in(ON_DEVICE).to_numpy()
+        is_inside = self.checks.covered(np.where(on_device & (launched >= 0), launched, start))
+        is_mark = (self.events["kind"] == "mark").to_numpy() & np.isin(start, self.checks.starts)
+        return self.events.filter(pl.Series(~is_inside | is_mark, dtype=pl.Boolean))
+
+    @cached_property
     def host(self) -> pl.DataFrame:
         """Ops, marks and runtime calls."""
-        return self.events.filter(pl.col("kind").is_in(ON_HOST))
+        return self.counted.filter(pl.col("kind").is_in(ON_HOST))
 
     @cached_property
     def device(self) -> pl.DataFrame:
         """Kernels, copies and sets, in order of their start."""
-        return self.events.filter(pl.col("kind").is_in(ON_DEVICE)).sort("start")
+        return self.counted.filter(pl.col("kind").is_in(ON_DEVICE)).sort("start")
 
     @cached_property
     def calls(self) -> pl.DataFrame:
         """Every call on the host, with its caller and its device work: see `nesting`."""
         return calls(self.host, self.device)
+
+    def launch_times(self, rows: pl.DataFrame) -> Integers:
+        """When the host began to launch each of these device events; -1 if the trace does not say."""
+        launches = (
+            self.events.filter((pl.col("kind") == "runtime") & (pl.col("correlation") > 0))
+            .select("correlation", launched="start")
+            .unique("correlation", keep="first")
+        )
+        joined = rows.select("correlation").join(launches, on="correlation", how="left", maintain_order="left")
+        return joined["launched"].fill_null(-1).to_numpy()
 
     @property
     def has_device(self) -> bool:

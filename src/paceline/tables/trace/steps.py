@@ -36,9 +36,15 @@ def windows(trace: Trace) -> pl.DataFrame:
 
 
 def covered(trace: Trace) -> Spans:
-    """The times that belong to a step."""
+    """The times that belong to a step: Paceline's own checks do not."""
     steps = windows(trace)
-    return Spans.of(steps["start"].to_numpy(), steps["end"].to_numpy())
+    return Spans.of(steps["start"].to_numpy(), steps["end"].to_numpy()) - trace.checks
+
+
+def walls(trace: Trace) -> pl.Series:
+    """The seconds of each step of `windows`."""
+    steps = windows(trace)
+    return pl.Series("wall", covered(trace).length_within(steps["start"].to_numpy(), steps["end"].to_numpy()) / 1e9)
 
 
 def phases(trace: Trace) -> dict[str, Spans]:
@@ -60,7 +66,7 @@ def breakdown(trace: Trace) -> pl.DataFrame:
     return steps.select(
         pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
         "step",
-        ((pl.col("end") - pl.col("start")) / 1e9).alias("wall"),
+        walls(trace),
     ).with_columns(pl.Series(phase, seconds) for phase, seconds in parts.items())
 
 
@@ -81,7 +87,7 @@ def synchronising(trace: Trace) -> Spans:
 
 def spans_of(trace: Trace, kind: str, pattern: str) -> Spans:
     """The times in which an event of this kind, with a matching name, was active."""
-    found = trace.events.filter((pl.col("kind") == kind) & says(trace.events["name"], pattern))
+    found = trace.counted.filter((pl.col("kind") == kind) & says(trace.counted["name"], pattern))
     return Spans.of(found["start"].to_numpy(), found["end"].to_numpy())
 
 
