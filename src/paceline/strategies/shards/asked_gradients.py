@@ -17,7 +17,7 @@ from paceline.comm.group import Group
 from paceline.script.slicing import crossings
 from paceline.strategies.mirrored import leaves_of
 from paceline.strategies.shards.units import refusal
-from paceline.torch_private import no_torch_function, is_dtensor
+from paceline.torch_private import is_dtensor, no_torch_function
 
 NAMES = (
     *("grad_outputs", "retain_graph", "create_graph", "only_inputs", "allow_unused", "is_grads_batched"),
