@@ -335,16 +335,17 @@ class SlicedCalls:
     def _holds(
         self, plan: SlicePlan, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]
     ) -> bool:
-        """Whether the plan is valid for the number of rows of this call. On the 1st, 2nd, 4th … new number the module
-        must make the same operations on all rows as on a few."""
+        """Whether the plan is valid for the number of rows of this call. On the 1st, 2nd, 4th … new number, and on one
+        that is larger than all before, the module must do to all rows what it does to a few."""
         if not plan.fits(leaves):
             return False
         batch = plan.batch(leaves)
         if batch < 2 or (min(split_of(leaves, plan.batch_leaf, plan.cuts, self.group).sizes) < 2 and not plan.single):
             return False
         if batch not in plan.batches:
+            is_largest = batch > max(plan.batches)  # a limit that the code has would show: `y[:8]`
             plan.batches.add(batch)
-            if len(plan.batches) & (len(plan.batches) - 1) == 0:
+            if is_largest or _is_due(len(plan.batches)):
                 with self.group.watch.checking():
                     return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan)
         return True
@@ -444,7 +445,7 @@ class SlicedCalls:
 
 
 def _is_due(call: int) -> bool:
-    """Whether a call is compared with its proof: the 1st, 2nd, 4th, 8th …"""
+    """Whether this is the 1st, 2nd, 4th, 8th … call: it is compared with its proof."""
     return call & (call - 1) == 0
 
 
