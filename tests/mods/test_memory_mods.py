@@ -240,12 +240,18 @@ class Odd(nn.Module):
         y = self.linear(x)
         if self.kind == "attribute":
             self.penalty = y.pow(2).mean()
-        return {"sum": lambda: y.sum(), "pairs": lambda: y @ y.T, "moment": lambda: y.std(0)}.get(
-            self.kind, lambda: y
-        )()
+        return {
+            "pairs": lambda: y @ y.T,
+            "moment": lambda: y.std(0),
+            "weak": lambda: y + 1e-6 * y.mean(0),
+            "hidden": lambda: (
+                (y - y.mean(0)).masked_fill(torch.ones_like(y, dtype=torch.bool), float("-inf")).softmax(0)
+            ),
+            "half": lambda: y.bfloat16() + 1e-3 * y.bfloat16().mean(0),
+        }.get(self.kind, lambda: y)()
 
 
-@pytest.mark.parametrize("kind", ["sum", "pairs", "moment", "attribute"])
+@pytest.mark.parametrize("kind", ["pairs", "moment", "attribute", "weak", "hidden", "half"])
 def test_what_cannot_be_computed_in_micro_batches_is_refused(kind: str) -> None:
     with staged(lone_group()) as stage:
         catalog.load(catalog.parse(["accumulate=2"])[0]).on_stage(stage)
@@ -255,21 +261,62 @@ def test_what_cannot_be_computed_in_micro_batches_is_refused(kind: str) -> None:
         assert "--mod checkpointing" in error.value.advice
 
 
-def test_a_mean_over_what_counts_is_found_out_when_it_stops_to_be_one_over_rows() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(self.linear(x), y)
-
+def test_a_refusal_names_the_operation_and_the_line() -> None:
     with staged(lone_group()) as stage:
         catalog.load(catalog.parse(["accumulate=2"])[0]).on_stage(stage)
-        model, x, y = Masked(), torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-        model(x, y)
-        with pytest.raises(ScriptError, match="cannot be computed in micro-batches"):
-            model(x, torch.tensor([0, -100, -100, 0, 1, 2]))
+        with pytest.raises(ScriptError, match=r"depends on other samples, .*by add \(test_memory_mods.py:\d+\)"):
+            Odd("weak")(torch.randn(6, 4))
+
+
+class Lossy(nn.Module):
+    """Returns a loss of its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = nn.Linear(4, 3), kind
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scores = self.linear(x)
+        if self.kind == "sum":
+            return F.cross_entropy(scores, y, reduction="sum")
+        loss = F.cross_entropy(scores, y)
+        return loss + scores.square().mean() if self.kind == "and more" else loss
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+    model.zero_grad()
+    loss = model(x, y)
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def losses_of(group: Group, kind: str, mods: list[str]) -> list[Any]:
+    torch.manual_seed(2)
+    model, x = Lossy(kind).double(), torch.randn(6, 4, dtype=torch.float64)
+    targets = [0, 1, 2, 0, 1, 2], [0, -100, -100, 0, 1, 2], [-100, -100, -100, 0, 1, 2], [-100] * 5 + [1]
+    with staged(group) as stage:
+        for asked in catalog.parse(mods):
+            catalog.load(asked).on_stage(stage)
+        return [loss_of(model, x, torch.tensor(y)) for y in targets]
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_a_loss_of_the_models_own_is_the_mean_over_the_targets_that_count(pool: Any, kind: str) -> None:
+    wanted = losses_of(lone_group(), kind, [])
+    torch.testing.assert_close(losses_of(lone_group(), kind, ["accumulate=2"]), wanted)
+    for found in pool(2).run(losses_of, kind, ["accumulate=2"]):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_mean_over_what_counts_and_another_term_are_refused_when_a_target_is_ignored() -> None:
+    model, x, y = Lossy("and more").double(), torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2])
+    plainly = loss_of(model, x, y)
+    with staged(lone_group()) as stage:
+        catalog.load(catalog.parse(["accumulate=2"])[0]).on_stage(stage)
+        torch.testing.assert_close(loss_of(model, x, y), plainly)
+        y[1] = -100
+        with pytest.raises(ScriptError, match="cannot be computed in micro-batches: it adds another term"):
+            model(x, y)
 
 
 @pytest.mark.parametrize("mod", ["checkpointing", "accumulate=2"])

@@ -66,7 +66,7 @@ def judge(f: Any, leaves: list[Any], spec: Any, cut: tuple[int, ...]) -> Iterato
             out = [leaf for leaf in tree_flatten(f(x, *args, **kwargs))[0] if torch.is_tensor(leaf)]
         recorders.append((recorder, numbers))
         made.append((out, [recorder.number(leaf) for leaf in out]))
-    found = Induction(parts, draws_in_numpy=False)
+    found = Induction(parts)
     for i, number in enumerate(recorders[0][1]):
         if number is not None:
             found.kind[number] = rows(0) if i in cut else SAME

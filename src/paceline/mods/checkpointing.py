@@ -82,4 +82,9 @@ class Mod:
         if block not in self._calls:
             self._calls[block] = Recomputed()
         recomputed = self._calls[block]
-        return lambda *args, **kwargs: recomputed(block, forward, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return recomputed(block, forward, args, kwargs)
+
+        call.__wrapped__ = forward  # type: ignore[attr-defined]  # that a proof calls
+        return call

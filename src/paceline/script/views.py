@@ -179,6 +179,16 @@ class Views:
                 f"{what[0].upper()}{what[1:]}: each worker draws its own random numbers, not those of one process."
             )
 
+    @contextmanager
+    def unsplit(self) -> Iterator[None]:
+        """For a trial on one worker inside a split call: its rows are a batch of their own, and no worker is asked."""
+        before = self.split_of_call, self.norms_see_batch, self.averages.watching
+        self.split_of_call, self.norms_see_batch, self.averages.watching = None, False, False
+        try:
+            yield
+        finally:
+            self.split_of_call, self.norms_see_batch, self.averages.watching = before
+
     def _in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call with the rows that the script holds. Nothing is gathered, and a worker draws its own random
         numbers."""

@@ -1,47 +1,100 @@
-"""Computes a model's call in micro-batches: proves how to cut its arguments and join its outputs, then does so.
+"""A model's call in micro-batches: which calls may be computed so, and how arguments are cut and outputs joined.
 
-The proof is that of sliced calls (`script.slicing.proof`) in one process: without gradients and in eval mode, the
-joined parts must equal the whole. Means are proven again at calls 2, 4, 8 …: a proof may hold for one batch and not for
-the next (a mask).
+The proof is that of sliced calls (`script.proof`), in one process. Each micro-batch draws its own random numbers, and
+batch norm sees one micro-batch: the mod says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import weakref
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.script import rng, tree
-from paceline.script.slicing.comparing import close
-from paceline.script.slicing.dry_run import undisturbed
-from paceline.script.slicing.plan import Role
-from paceline.script.slicing.ways import ways_to_cut
+from paceline.script import tree
+from paceline.script.draws.rows import Draws
+from paceline.script.patches import all_of
+from paceline.script.proof import value_checks
+from paceline.script.proof.guards import Guards
+from paceline.script.proof.proof import Part, Proof
+from paceline.script.proof.recorder import CannotTry
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing import batch_norm
+from paceline.script.slicing.backward_hooks import hooked
+from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.plan import Role, SlicePlan
+from paceline.script.slicing.reasons import unbatched
+from paceline.script.slicing.ways import batch_of, ways_to_cut
 from paceline.torch_private import uncompiled
 
+MANY = 16  # plans per model: with more, calls that differ only in an argument's value share a plan
 
-@dataclass(slots=True)
-class MicroBatchPlan:
-    """For one kind of call: the arguments to cut, the dimension of each, and each output's role."""
 
-    batch_leaf: int
-    cuts: dict[int, int]  # leaf → dim
-    outputs: tuple[Role, ...]
-    calls: int = 1
+class MicroBatches:
+    """The plans of one worker's calls. Makes no collective: workers may have different numbers of rows."""
 
-    def batch(self, leaves: list[Any]) -> int:
-        return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
+    def __init__(self, stage: Stage, parts: int) -> None:
+        self._stage, self._parts, self._guards = stage, parts, Guards()
+        self._prove = Proof(Part(0, 1), stage.run.batch_dim, Draws(own=True), parts)
+        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, SlicePlan | None]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def fits(self, leaves: list[Any]) -> bool:
-        return all(leaves[i].shape[dim] == self.batch(leaves) for i, dim in self.cuts.items())
+    def plan(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
+        """The plan for calls like this one; None if it has no batch. ScriptError if the model cannot be computed in
+        micro-batches."""
+        plans = self._plans.setdefault(module, {})
+        few = len(plans) < MANY
+        key = self._guards.key(module, given, leaves, values=few)
+        plan = plans.get(key)
+        if plan is not None:
+            plan.calls += 1
+        again = not few or self._guards.is_restless(module)
+        if key not in plans or (plan is not None and (again or _is_due(plan, leaves))):
+            before, plan = plan, self._find(module, given, leaves)
+            if plan is not None and before is not None:
+                plan.calls, plan.batches = before.calls, plan.batches | before.batches
+            plans[key] = plan
+        return plan
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the plan must be proven again: at the 2nd, 4th, 8th … call, if an output is a mean."""
-        return any(role.kind == "mean" for role in self.outputs) and self.calls & (self.calls - 1) == 0
+    def _find(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
+        ways = list(ways_to_cut(leaves, self._prove.batch_dim))
+        if not ways:
+            return None
+        if (hook := hooked(module)) is not None:
+            raise refusal(module, self._parts, hook.message.removesuffix("."))
+        with self._in_trials():
+            plan, why = self._prove.first(self._stage.views.own_call, module, given, leaves, ways)
+        if plan is None:
+            if unbatched(module, given, leaves) is not None or batch_of(leaves, *ways[0]) < 2:
+                return None
+            raise refusal(module, self._parts, why)
+        left = [place[:2] for place, _ in plan.states] + [(path, name) for path, name, _ in plan.buffers]
+        for path, name in left:
+            where = f"{path or ''}.{name}".lstrip(".")
+            raise refusal(
+                module, self._parts, f"it keeps values in {where}, which would be of the last micro-batch only"
+            )
+        return plan
+
+    @contextmanager
+    def _in_trials(self) -> Iterator[None]:
+        """With the patches that trials need, which a run on one worker does not have."""
+        remove = all_of([batch_norm.find(self._stage), value_checks.find()])
+        try:
+            with self._stage.views.unsplit():
+                yield
+        finally:
+            remove()
+
+
+def _is_due(plan: SlicePlan, leaves: list[Any]) -> bool:
+    """Whether a call is proven anew: the 2nd, 4th, 8th …, and the first of each number of rows."""
+    return not plan.calls & (plan.calls - 1) or not plan.fits(leaves) or plan.batch(leaves) not in plan.batches
 
 
 def sizes_of(batch: int, parts: int) -> list[int]:
@@ -58,105 +111,41 @@ def cut(given: Any, leaves: list[Any], cuts: dict[int, int], sizes: list[int]) -
     ]
 
 
-def join(outputs: list[Any], roles: tuple[Role, ...], sizes: list[int]) -> Any:
-    """The output of the whole call."""
+def join(outputs: list[Any], roles: tuple[Role, ...], sizes: list[int], averages: Averages) -> Any:
+    """The output of the whole call. CannotTry if the number of targets of a mean is not known."""
     columns = zip(*map(tree.leaves, outputs), strict=True)
-    return tree.rebuild(
-        outputs[0], iter([_join(column, role, sizes) for column, role in zip(columns, roles, strict=True)])
-    )
+    joined = [_join(column, role, sizes, averages) for column, role in zip(columns, roles, strict=True)]
+    return tree.rebuild(outputs[0], iter(joined))
 
 
-def _join(column: tuple[Any, ...], role: Role, sizes: list[int]) -> Any:
+def _join(column: tuple[Any, ...], role: Role, sizes: list[int], averages: Averages) -> Any:
     if role.kind == "rows":
-        return torch.cat(column, role.dim)
+        if not role.spread:
+            return torch.cat(column, role.dim)
+        apart = [piece.unflatten(role.dim, (-1, size)) for piece, size in zip(column, sizes, strict=True)]
+        return torch.cat(apart, role.dim + 1).flatten(role.dim, role.dim + 1)
+    if role.kind == "sum":
+        return sum(column)
+    if role.kind == "same":
+        return column[0]
     if role.kind == "mean":
         return sum(value * (size / sum(sizes)) for value, size in zip(column, sizes, strict=True))
-    return column[0]
-
-
-def prove(
-    plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, batch_dim: int
-) -> MicroBatchPlan | None:
-    """The plan for calls like this one; None if no argument has a batch dimension. Runs the model without side effects.
-    ScriptError if the model cannot be computed in micro-batches."""
-    subject = uncompiled(module)
-    leaves = tree.leaves(given)
-
-    def observe(given: Any, *, shift: bool = False) -> Any:
-        with undisturbed(subject):
-            if shift:
-                torch.rand(1, device="cpu")
-            before = rng.snapshot()
-            return plain(subject, *given[0], **given[1]), rng.drawn_since(before)
-
-    whole, drew = observe(given)
-    again = observe(given, shift=True)[0] if drew else whole
-    random = [not _same(a, b) for a, b in zip(tree.leaves(whole), tree.leaves(again), strict=True)]
-    trouble = ""
-    for batch_leaf, cuts in ways_to_cut(leaves, batch_dim):
-        batch = leaves[batch_leaf].shape[cuts[batch_leaf]]
-        if batch < 2:
-            continue
-        sizes = sizes_of(batch, min(parts, batch))
-        try:
-            pieces = [observe(piece)[0] for piece in cut(given, leaves, cuts, sizes)]
-        except Exception as error:
-            trouble = trouble or f"on a micro-batch, the model raised {type(error).__name__}: {error}"
-            continue
-        roles = _roles(pieces, whole, random, sizes)
-        if None not in roles:
-            return MicroBatchPlan(batch_leaf, cuts, tuple(role for role in roles if role is not None))
-        paths = tree.paths(whole)
-        trouble = trouble or f"its output{paths[roles.index(None)]} differs in micro-batches"
-    if not trouble:
-        return None
-    raise refusal(module, parts, trouble)
+    counts = [averages.divisor_of(value) for value in column]
+    if None in counts:
+        raise CannotTry(
+            "it returns a mean over targets whose number is not seen (compiled, or not torch.nn.functional's)"
+        )
+    found = torch.stack([count.to(column[0].device) for count in counts if count is not None])
+    values = torch.where(found > 0, torch.stack(column), 0)  # without any target, a micro-batch's mean is NaN
+    whole = (values * (found / found.sum())).sum().to(column[0].dtype)
+    averages.take(whole, found.sum())
+    return whole
 
 
 def refusal(module: nn.Module, parts: int, why: str) -> ScriptError:
     name = type(uncompiled(module)).__name__
     return ScriptError(
         f"--mod accumulate={parts}: {name} cannot be computed in micro-batches: {why}.",
-        advice="Each output must have a row for each sample, or be a mean over samples (--batch-dim sets the batch "
-        "dimension). To save memory in another way, type: --mod checkpointing",
+        advice="Each output must have a row for each sample, or be a mean or a sum over samples (--batch-dim sets the "
+        "batch dimension). To save memory in another way, type: --mod checkpointing",
     )
-
-
-def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Tensors with a gradient function that a model keeps in its attributes, by name."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, child in module.named_modules()
-        for name, value in child.__dict__.items()
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None
-    }
-
-
-def _roles(pieces: list[Any], whole: Any, random: list[bool], sizes: list[int]) -> list[Role | None]:
-    wholes, columns = tree.leaves(whole), [tree.leaves(piece) for piece in pieces]
-    if any(tree.structure(piece) != tree.structure(whole) for piece in pieces):
-        return [None] * max(1, len(wholes))
-    return [
-        _role(target, column, unsure, sizes)
-        for target, column, unsure in zip(wholes, zip(*columns, strict=True), random, strict=True)
-    ]
-
-
-def _role(target: Any, column: tuple[Any, ...], unsure: bool, sizes: list[int]) -> Role | None:
-    if not isinstance(target, torch.Tensor):
-        return Role("same") if all(_same(value, target) for value in column) else None
-    if target.dim() == 0:
-        mean = target.is_floating_point() and (unsure or _same(_join(column, Role("mean"), sizes), target))
-        return Role("mean") if mean else Role("same") if all(_same(value, target) for value in column) else None
-    for dim in range(target.dim()):
-        shapes = [(*target.shape[:dim], size, *target.shape[dim + 1 :]) for size in sizes]
-        if target.shape[dim] == sum(sizes) and [tuple(value.shape) for value in column] == shapes:
-            rows = Role("rows", dim)
-            return rows if unsure or _same(_join(column, rows, sizes), target) else None
-    return Role("same") if all(_same(value, target) for value in column) else None
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(b, torch.Tensor):
-        return close(a, b)
-    return type(a) is type(b) and bool(a is b or a == b)

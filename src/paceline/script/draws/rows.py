@@ -89,10 +89,11 @@ class AstrayError(Exception):
 
 
 class Draws:
-    """The draws of one worker. `on` is true inside a sliced call and in a trial."""
+    """The draws of one worker. `on` is true inside a sliced call and in a trial. `own`: each part of a batch draws
+    numbers of its own, as in a loop over micro-batches, so a proof need not split them."""
 
-    def __init__(self) -> None:
-        self.on = False
+    def __init__(self, *, own: bool = False) -> None:
+        self.on, self.own = False, own
         self.told: set[str] = set()  # draws that could not be split
         self.numpy_draws = 0  # made so far
         # The worker's own random stream, for these draws.

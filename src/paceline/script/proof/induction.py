@@ -24,10 +24,11 @@ _tried: dict[Any, list[Kind]] = {}  # by operation, kinds, shapes and numbers: f
 
 
 class Induction:
-    """Follows three traces. `kind` holds what was found, by the number of a tensor in A."""
+    """Follows three traces. `kind` holds what was found, by the number of a tensor in A. `own_draws`: see
+    `Draws.own`."""
 
-    def __init__(self, parts: Parts, *, draws_in_numpy: bool) -> None:
-        self.parts, self.kind = parts, dict[int, Kind]()
+    def __init__(self, parts: Parts, *, draws_in_numpy: bool = False, own_draws: bool = False) -> None:
+        self.parts, self.kind, self._own_draws = parts, dict[int, Kind](), own_draws
         self._draws_in_numpy = draws_in_numpy  # so that Python may make tensors of random rows
         self.adds_to_average = False  # another operation works on a cross-entropy's mean
         self._probe = Probe(parts)
@@ -153,12 +154,14 @@ class Induction:
         return self.parts.along(*(note.shape for note in column)) or MIXED
 
     def _drawn(self, op: Op, given: Sequence[Kind], by_shape: list[Kind]) -> list[Kind]:
-        """Of random numbers: a draw that `draws` makes has the rows that its shape says. Any other one has none."""
+        """Of random numbers: a draw that `draws` makes, or that need not be split, has the rows that its shape says.
+        Any other one has none."""
         if op.name == "native_dropout" and op.args[2] is False:
             return [given[0], SAME]
         if any(kind.varies or kind.outer > 1 for kind in given):
             return [MIXED] * len(by_shape)
-        if not op.placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):
+        placed = op.placed or self._own_draws
+        if not placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):
             raise CannotTry(f"it draws random numbers for its rows in a way that cannot be split, by {_shown(op)}")
         return by_shape
 

@@ -44,17 +44,22 @@ PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Stands for the group of a split into the rows of B (0) and of C (1)."""
+    """Stands for the group of a split in one process, as into the rows of B (0) and of C (1)."""
 
     rank: int
     world: int = 2
+
+    def gather_objects(self, value: Any, what: str) -> list[Any]:
+        return [value]
 
 
 class Proof:
     """Finds plans. Every worker calls it at the same call, and all workers get the same plan or the same reason."""
 
-    def __init__(self, group: Group, batch_dim: int, draws: Draws) -> None:
+    def __init__(self, group: Group | Part, batch_dim: int, draws: Draws, parts: int = 0) -> None:
+        """`group`: the workers that must find the same. `parts`: of a batch; 0: one for each worker."""
         self.group, self.batch_dim, self._draws = group, batch_dim, draws
+        self._split: Any = Part(0, parts) if parts else group
 
     def __call__(
         self,
@@ -68,18 +73,33 @@ class Proof:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch.
         `all_rows`: on a few rows the module did not compute what it computes on many."""
         plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
-        ways = [*graph_ways(leaves, self.group.world), *plain_ways]
+        ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
             return one
         if (why_not := hooked(module)) is not None:
             return why_not
-        plan, why = self._first(plain, module, given, leaves, ways, all_rows=all_rows)
-        found = zlib.crc32(repr(plan or why).encode())
-        if len(set(self.group.gather_objects(found, "the proof"))) > 1:
-            plan, why = None, "the workers do not find the same when they try it out"
+        plan, why = self.first(plain, module, given, leaves, ways, all_rows=all_rows)
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
             one = Unbatched(f"{describe(module)} gets a batch of less than two rows.")
         return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
+
+    def first(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        ways: list[Way],
+        *,
+        all_rows: bool = False,
+    ) -> tuple[SlicePlan | None, str]:
+        """The plan for the first way of cutting the arguments that can be proven, or why the first one cannot. Every
+        worker calls it."""
+        plan, why = self._first(plain, module, given, leaves, ways, all_rows=all_rows)
+        found = zlib.crc32(repr(plan or why).encode())
+        if len(set(self.group.gather_objects(found, "the proof"))) > 1:
+            return None, "the workers do not find the same when they try it out"
+        return plan, why
 
     def _first(
         self,
@@ -91,7 +111,6 @@ class Proof:
         *,
         all_rows: bool,
     ) -> tuple[SlicePlan | None, str]:
-        """The plan for the first way of cutting the arguments that can be proven, or why the first one cannot."""
         trouble = ""
         for number, way in enumerate(ways):
             try:
@@ -126,7 +145,7 @@ class Proof:
     ) -> SlicePlan:
         """`lend`: tensors in attributes that are as long as the batch are cut, too (a recurrent state)."""
         batch_leaf, cuts = way
-        batch, split = batch_of(leaves, batch_leaf, cuts), split_of(leaves, batch_leaf, cuts, self.group)
+        batch, split = batch_of(leaves, batch_leaf, cuts), split_of(leaves, batch_leaf, cuts, self._split)
         if batch < 2:
             raise CannotTry("a batch of less than two rows proves nothing")
         (whole, first), single = FEW, min(split.sizes) < 2
@@ -138,7 +157,7 @@ class Proof:
         lent = _rows_in_attributes(module, batch) if lend else {}
         pieces = _Pieces(plain, module, some, way, (whole, first, batch), self._draws, lent)
         traces = [pieces.trace(part) for part in range(3)]
-        judge = _Judge(pieces, traces, cuts, module)
+        judge = _Judge(pieces, traces, cuts, module, own_draws=self._draws.own)
         plan = judge.plan(batch_leaf)
         for place, dim in lent.items():
             if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
@@ -286,9 +305,13 @@ class _Pieces:
 class _Judge:
     """Makes a plan of three traces. CannotTry says why there is none."""
 
-    def __init__(self, pieces: _Pieces, traces: Sequence[Traced], cuts: dict[int, int], module: nn.Module) -> None:
+    def __init__(
+        self, pieces: _Pieces, traces: Sequence[Traced], cuts: dict[int, int], module: nn.Module, *, own_draws: bool
+    ) -> None:
         self._parts, self._traces, self._cuts, self._module = pieces.parts, traces, cuts, module
-        self._found, self._pieces = Induction(pieces.parts, draws_in_numpy=traces[0].draws_in_numpy), pieces
+        in_numpy = traces[0].draws_in_numpy
+        self._found = Induction(pieces.parts, draws_in_numpy=in_numpy, own_draws=own_draws)
+        self._pieces = pieces
 
     def plan(self, batch_leaf: int) -> SlicePlan:
         a, found = self._traces[0], self._found

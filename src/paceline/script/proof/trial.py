@@ -97,9 +97,8 @@ def run(
         traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in before_call.items()]
         with draws.rehearsal(part, expected) as at, reads_noted(recorder), recorder:
             output = containers.told(plain(copied, *given[0], **given[1]))
-        if rng.python_digest() != python or (
-            (generators.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
-        ):
+        drew = (generators.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
+        if not draws.own and (drew or rng.python_digest() != python):
             raise CannotTry("it draws random numbers one by one (Python's random, numpy's generators)")
         traced.forward, recorder.ops = recorder.ops, []
         if like is not None:
@@ -285,6 +284,8 @@ def _copied_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
         made.clear()
         made.update((key, _rebound(hook, memo)) for key, hook in value.items() if not _is_ours(hook))
         return made
+    if hasattr(value, "__wrapped__") and _is_ours(value):  # a mod's, during a call
+        return _rebound(value.__wrapped__, memo)
     return copy.deepcopy(value, memo)
 
 

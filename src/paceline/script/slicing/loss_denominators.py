@@ -8,7 +8,8 @@ cannot be combined.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,24 @@ class Averages:
 
     def end(self) -> None:
         self.watching = False
+
+    @contextmanager
+    def inside(self) -> Iterator[Averages]:
+        """Watches during the block, also in a call that is not sliced."""
+        if self.watching:
+            yield self
+            return
+        remove = self.find()
+        self.begin()
+        try:
+            yield self
+        finally:
+            self.end()
+            remove()
+
+    def take(self, value: torch.Tensor, divisor: torch.Tensor) -> None:
+        """Notes an average that was combined from others."""
+        self._taken.append((value, divisor))
 
     def divisor_of(self, value: Any) -> torch.Tensor | None:
         """The denominator of a returned value; None if the value is not one of the averages taken."""
