@@ -26,6 +26,7 @@ from paceline.mods.support import micro_batches
 from paceline.mods.support.micro_batches import MicroBatches
 from paceline.mods.support.recompute import Recomputed
 from paceline.script import tree
+from paceline.script.proof.plans import Plans
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.arguments import versions_of
@@ -41,7 +42,7 @@ class Mod:
         self._recomputed: weakref.WeakKeyDictionary[nn.Module, Recomputed] = weakref.WeakKeyDictionary()
 
     def on_stage(self, stage: Stage) -> None:
-        self.stage, self._plans = stage, MicroBatches(stage, self.parts)
+        self.stage, self._plans = stage, Plans(MicroBatches(stage, self.parts).prove)
         stage.views.own_draws = True  # a micro-batch is no slice of the batch: its draws have no place in one process's
         stage.subscribe(self)
 
@@ -57,7 +58,7 @@ class Mod:
                 return plain(module, *args, **kwargs)
             given = (args, kwargs)
             leaves = tree.leaves(given)
-            plan = self._plans.plan(module, given, leaves)
+            plan = self._plans.of(module, given, leaves)
             parts = 1 if plan is None else min(self.parts, plan.batch(leaves), *self._slices())
             if plan is None or parts < 2:
                 return plain(module, *args, **kwargs)

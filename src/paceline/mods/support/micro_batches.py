@@ -6,8 +6,7 @@ batch norm sees one micro-batch: the mod says so.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +18,6 @@ from paceline.script import tree
 from paceline.script.draws.rows import Draws
 from paceline.script.patches import all_of
 from paceline.script.proof import value_checks
-from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Part, Proof
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.seams.stage import Stage
@@ -31,37 +29,17 @@ from paceline.script.slicing.reasons import unbatched
 from paceline.script.slicing.ways import batch_of, ways_to_cut
 from paceline.torch_private import uncompiled
 
-MANY = 16  # plans per model: with more, calls that differ only in an argument's value share a plan
-
 
 class MicroBatches:
-    """The plans of one worker's calls. Makes no collective: workers may have different numbers of rows."""
+    """The proofs of one worker's calls. They make no collective: workers may have different numbers of rows."""
 
     def __init__(self, stage: Stage, parts: int) -> None:
-        self._stage, self._parts, self._guards = stage, parts, Guards()
+        self._stage, self._parts = stage, parts
         self._prove = Proof(Part(0, 1), stage.run.batch_dim, Draws(own=True), parts)
-        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, SlicePlan | None]] = (
-            weakref.WeakKeyDictionary()
-        )
 
-    def plan(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
+    def prove(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
         """The plan for calls like this one; None if it has no batch. ScriptError if the model cannot be computed in
         micro-batches."""
-        plans = self._plans.setdefault(module, {})
-        few = len(plans) < MANY
-        key = self._guards.key(module, given, leaves, values=few)
-        plan = plans.get(key)
-        if plan is not None:
-            plan.calls += 1
-        again = not few or self._guards.is_restless(module)
-        if key not in plans or (plan is not None and (again or _is_due(plan, leaves))):
-            before, plan = plan, self._find(module, given, leaves)
-            if plan is not None and before is not None:
-                plan.calls, plan.batches = before.calls, plan.batches | before.batches
-            plans[key] = plan
-        return plan
-
-    def _find(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
         ways = list(ways_to_cut(leaves, self._prove.batch_dim))
         if not ways:
             return None
@@ -90,11 +68,6 @@ class MicroBatches:
                 yield
         finally:
             remove()
-
-
-def _is_due(plan: SlicePlan, leaves: list[Any]) -> bool:
-    """Whether a call is proven anew: the 2nd, 4th, 8th …, and the first of each number of rows."""
-    return not plan.calls & (plan.calls - 1) or not plan.fits(leaves) or plan.batch(leaves) not in plan.batches
 
 
 def sizes_of(batch: int, parts: int) -> list[int]:
