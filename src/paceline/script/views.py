@@ -25,7 +25,7 @@ from paceline.script.seams.handed_out import HandedOut
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.dry_run import initialise_lazy
+from paceline.script.slicing.lazy_parameters import initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
 from paceline.script.slicing.sliced import SlicedCalls

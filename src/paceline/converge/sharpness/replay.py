@@ -11,11 +11,12 @@ loss.
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.script import rng, tree
+from paceline.script.proof import surroundings
+from paceline.script.redo import ModuleState
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.dry_run import undisturbed
+from paceline.script.slicing import side_effects
 from paceline.torch_private import current_function_mode, is_compiled
 
 MOST_CALLS = 10_000  # noted per step: more are a loop without a backward
@@ -286,15 +289,16 @@ class Replay:
 
 @contextmanager
 def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
-    """Training mode, as the script called the models; restores buffers, attributes and streams afterwards."""
-    if not models:
-        yield
-        return
-    training = [[module.training for module in model.modules()] for model in models[:1]]
-    with undisturbed(models[0], still=()), _as_it_was(models[1:]), torch.enable_grad():
-        for module, was in zip(models[0].modules(), training[0], strict=True):
-            module.__dict__["training"] = was
-        yield
+    """Puts back what calls of the models change, and drops what they print."""
+    undo: list[Callable[[], None]] = []
+    for model in models:
+        undo += [ModuleState(model).put_back, side_effects.keep(model), surroundings.keep(model)]
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.enable_grad():
+            yield
+    finally:
+        for put_back in reversed(undo):
+            put_back()
 
 
 def _is_called_from(module: str) -> bool:
