@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.script.draws import philox
-from paceline.script.draws.rows import Draws
+from paceline.script.draws.rows import Draws, rules_of
 from paceline.script.slicing.crossings import Split
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -27,8 +27,10 @@ def in_slices(draws: Draws, draw: Any, x: torch.Tensor, world: int = 3) -> tuple
     pieces, then = [], []
     for rank in range(world):
         split = Split.of(SimpleNamespace(rank=rank, world=world), len(x))  # type: ignore[arg-type]
+        with draws.rehearsal() as own:
+            draw(x.narrow(0, split.start, split.mine).clone())
         torch.manual_seed(5)
-        with draws.rehearsal(split, at.drawn or (), draws_rows=True):
+        with draws.in_call(split, rules_of(own.drawn or (), at.drawn or (), split)):
             pieces.append(draw(x.narrow(0, split.start, split.mine).clone()))
         then.append(torch.rand(3, device="cuda"))
     return torch.cat(pieces), then

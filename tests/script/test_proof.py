@@ -21,7 +21,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import rng, tree
-from paceline.script.slicing.dry_run import undisturbed, woken
+from paceline.script.proof import trial
 
 
 def rows(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -688,8 +688,9 @@ def test_autocast_keeps_no_cast_of_weights_that_are_others_for_a_while() -> None
     layer, x = nn.Linear(4, 4), torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16):
         before = layer(x)
-        with undisturbed(layer), woken([layer.weight]):
-            meanwhile = layer(x)
+        with trial.alone(layer) as (copied, *_):
+            copied.weight.data = torch.randn(4, 4)
+            meanwhile = copied(x)
         after = layer(x)
     assert not torch.equal(meanwhile, before)
     assert torch.equal(after, before)

@@ -118,12 +118,26 @@ def with_batch_norm() -> nn.Module:
     )
 
 
+class Noise(nn.Module):
+    """Adds the same noise to all rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * torch.randn(6, dtype=x.dtype)
+
+
+def noisy() -> nn.Module:
+    """Its stages draw in different ways."""
+    noise, layers = [Noise(), nn.Dropout(0.3), Noise(), nn.Dropout(0.2)], [nn.Linear(6, 6) for _ in range(4)]
+    return nn.Sequential(*(m for pair in zip(layers, noise, strict=True) for m in pair), nn.Linear(6, 13))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "tied": Tied,
     "residual": lambda: nn.Sequential(Residual(), nn.Linear(6, 13)),
     "skipping": Skipping,
     "batch norm": with_batch_norm,
+    "noisy": noisy,
 }
 
 
@@ -241,11 +255,76 @@ def test_more_replicas_and_stages_give_the_numbers_of_plain_python(pool: Any, na
         compare(found, expected)
 
 
-@pytest.mark.parametrize("name", ["tied", *map(slow, ("mlp", "residual", "skipping"))])
+@pytest.mark.parametrize("name", ["tied", "noisy", *map(slow, ("mlp", "residual", "skipping"))])
 def test_two_parts_of_the_model_for_each_worker_give_the_numbers_of_plain_python(pool: Any, name: str) -> None:
     expected = train(name)
     for found in pool(2).run(in_stages, {"schedule": "interleaved", "chunks": 3}, train, name):
         compare(found, expected)
+
+
+class Gated(nn.Module):
+    """Mixes samples if its gate is open. The gate is a tensor, which no key of a call shows."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("gate", torch.tensor(gate))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y + self.gate * y.mean(0)
+
+
+def train_gated() -> list[Any]:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(6, 6), Gated(0.0), nn.Tanh(), nn.Linear(6, 6)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers = []
+    for step in range(4):
+        model[1].gate.fill_(float(step > 1))  # type: ignore[union-attr]
+        loss = model(torch.randn(8, 6, dtype=torch.float64)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        numbers += [loss.item(), *(p.grad.norm().item() for p in model.parameters() if p.grad is not None)]
+    return numbers
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_model_that_mixes_samples_later_gives_the_numbers_of_plain_python(pool: Any, workers: int) -> None:
+    expected = train_gated()
+    for found in pool(workers).run(in_stages, {"stages": 2}, train_gated):
+        compare(found, expected)
+
+
+def mix_weakly(group: Group) -> list[str]:
+    with staged(group) as notices:
+        model = nn.Sequential(nn.Linear(6, 6), Gated(1e-6), nn.Linear(6, 6))
+        model(torch.randn(8, 6)).sum().backward()
+    return list(notices)
+
+
+def test_a_weak_mixing_of_samples_is_found_and_the_notice_names_operation_and_line(pool: Any) -> None:
+    reason = r"not cut into micro-batches, because output.* depends on other samples.*, by add \(test_pipeline.py:\d+\)"
+    for notices in pool(2).run(mix_weakly):
+        assert re.search(reason, " ".join(notices))
+
+
+class WeakPath(nn.Module):
+    """A weak path goes round the second layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        return self.third(self.second(first)) + 1e-12 * torch.tanh(first)
+
+
+def test_a_weak_path_round_the_cut_is_handed_over() -> None:
+    cutting = cut_model(lone_group(), nn.Module.__call__, WeakPath(), ((torch.randn(4, 6),), {}), 2, "parameters")
+    assert cutting.segments.carried == [[(0, 0)]]
 
 
 SEEN: list[int] = []  # rows of the batches that a worker computes
@@ -461,6 +540,27 @@ def lose_strangely(group: Group) -> str:
 def test_a_loss_that_is_no_mean_over_rows_is_refused(pool: Any) -> None:
     for message in pool(2).run(lose_strangely):
         assert "neither the mean nor the sum" in message
+
+
+def lose_weakly(group: Group, kind: str) -> str:
+    def mixed(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, y) + 1e-10 * output.std()
+
+    with staged(group) as notices:
+        model, x, y = mlp().double(), torch.randn(8, 6, dtype=torch.float64), torch.randint(13, (8,))
+        step = TrainStep(notices.strategy, model, mixed if kind == "mixed" else nn.functional.cross_entropy)
+        if kind == "ignored":
+            step(x, y)
+            y[2] = -100
+        with pytest.raises(ScriptError) as refused:
+            step(x, y)
+        return refused.value.message
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("mixed", "by std"), ("ignored", "some are ignored or weighted")])
+def test_a_loss_that_is_nearly_a_mean_over_rows_is_refused(pool: Any, kind: str, reason: str) -> None:
+    for message in pool(2).run(lose_weakly, kind):
+        assert reason in message
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from paceline import torch_private as private
 from paceline.script.draws import table
-from paceline.script.draws.rows import Draws
+from paceline.script.draws.rows import Draws, rules_of
 from paceline.script.patches import patch
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import Rows, make_plain
@@ -168,7 +168,9 @@ def _drawn_otherwise() -> Iterator[str]:
                 after = end()
             with _from_start(), draws.rehearsal() as at:
                 function(x)
-            with _from_start() as end, draws.rehearsal(split, at.drawn or (), draws_rows=True):
+            with _from_start(), draws.rehearsal() as part:
+                function(x[split.start :])
+            with _from_start() as end, draws.in_call(split, rules_of(part.drawn or (), at.drawn or (), split)):
                 own = function(x[split.start :])
                 moved = end()
             if not _same(own, whole[split.start :]) or not torch.equal(moved, after):

@@ -30,7 +30,7 @@ from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.dry_run import initialise_lazy
+from paceline.script.slicing.lazy_parameters import initialise_lazy
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.owned.state import parameters_of
 from paceline.strategies.pipelined import orders
@@ -49,7 +49,6 @@ from paceline.strategies.pipelined.train_step import (
     TrainStep,
     refuse_gradients,
     train,
-    weigh,
 )
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.strategies.zero1 import Zero1
@@ -123,7 +122,7 @@ class Pipeline(StageParts):
         self.holding = Holding(self.pipe)
         stage.pulse.before_waiting = self.holding.numbers.send
         self._updates = Zero1.over(stage, stage.group)
-        self._micro_batches = MicroBatches(stage, self.pipe)
+        self._micro_batches = MicroBatches(stage, self.pipe, self.chunks)
         if stage.rows.world == 1:
             chance.share(stage)
         stage.subscribe(AtSeams(self))
@@ -199,7 +198,7 @@ class Pipeline(StageParts):
 
     def _call(self, plain: Callable[..., Any], module: nn.Module, model: StagedModel, given: Any) -> Any:
         batch, cuts = rows_of(tree.leaves(given), self.stage.run.batch_dim)
-        kind = self._micro_batches.kind_of(plain, module, model, given, batch, cuts, self.chunks)
+        kind = self._micro_batches.kind_of(module, model, given, batch)
         self._now = _Now(module, model, kind, cuts)
         if self._asked is not None:
             return self._train(plain, self._now, make_plain(given), batch)
@@ -226,23 +225,22 @@ class Pipeline(StageParts):
         """Computes a call on this replica's rows."""
         leaves, dim, draws = tree.leaves(given), self.stage.run.batch_dim, self.stage.views.draws
         model, kind, slices = now.model, now.kind, self.stage.views.split_of_call
-        rehearses = draws.on and draws.rehearsing  # a proof of slices: it notes the draws of the slice
         rows = {leaves[n].shape[dim] for n in now.cuts}
-        chunks = 1 if rehearses or len(rows) != 1 or (slices is not None and slices.uneven) else kind.chunks
+        chunks = 1 if len(rows) != 1 or (slices is not None and slices.uneven) else kind.chunks
         sizes = sizes_of(rows.pop() if len(rows) == 1 else 0, chunks)
         if torch.is_grad_enabled():
             self._used = max(self._used, len(sizes))
         in_slice = slices if draws.on else None  # otherwise the worker draws its own numbers
 
-        def drawing(split: Split) -> Any:
+        def drawing(split: Split, made: int) -> Any:
             if len(sizes) == 1:
                 return nullcontext()
             if in_slice is not None:
                 split = within(in_slice.sizes, in_slice.group.rank, chunks, split.group.rank)
-            return draws.in_call(split, kind.rules, strict=False)
+            return draws.in_call(split, kind.rules, strict=False, made=made)
 
-        done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing))
-        if now.module.training and not rehearses:
+        done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.orders))
+        if now.module.training:
             self._share_buffers(model.schedule.cutting)
         if not torch.is_grad_enabled() or not any(done.needs_grad):
             return done.output
@@ -262,16 +260,13 @@ class Pipeline(StageParts):
             stage.group if split else self.pipe, [n for sizes in each for n in sizes], sum(map(len, each[:replica]))
         )
 
-        def drawing(part: Split) -> Any:
+        def drawing(part: Split, made: int) -> Any:
             if len(share.sizes) == 1:
                 return nullcontext()
-            return draws.in_call(within(slices, replica, kind.chunks, part.group.rank), kind.rules, strict=False)
-
-        def drawing_all(part: Split) -> Any:
-            return draws.in_call(part, kind.rules, strict=False) if part.group.world > 1 else nullcontext()
+            part = within(slices, replica, kind.chunks, part.group.rank)
+            return draws.in_call(part, kind.rules, strict=False, made=made)
 
         self._used = max(self._used, len(each[replica]))
-        whole = Call(plain, given, now.cuts, share.sizes, dim, drawing_all)
         own, sizes = given, each[replica]
         if split:
             start, size = (sum(slices[:replica]), slices[replica]) if slices[replica] else (0, 1)
@@ -279,10 +274,10 @@ class Pipeline(StageParts):
             mine = [leaf.narrow(dim, start, size) if n in now.cuts else leaf for n, leaf in enumerate(leaves)]
             own, sizes = tree.rebuild(given, iter(mine)), sizes if slices[replica] else [1]
         with stage.inside():
-            weights = weigh(whole, now.model, asked, share)
+            weights, all_count = self._micro_batches.weigh(asked, kind, given, share.sizes)
             trained = train(
                 Call(plain, own, now.cuts, sizes, dim, drawing),
-                *(now.model, asked, share, weights),
+                *(now.model, asked, share, weights, stage.views.averages if all_count else None),
                 few_in_flight=self.asked_schedule != "gpipe",
             )
         if now.module.training:

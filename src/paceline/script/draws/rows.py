@@ -79,8 +79,6 @@ class Position:
     made: int = 0
     drawn: list[Drawn] | None = None  # of a trial
     expected: Sequence[Drawn] = ()  # of a trial on a part of the rows: the draws of that on all
-    draws_rows: bool = False  # … and it gets the numbers of its rows
-    found: list[DrawRule] = field(default_factory=list)  # … by these rules
     thread: int = field(default_factory=threading.get_ident)
 
 
@@ -127,11 +125,10 @@ class Draws:
             if generator is not None and not any(known is generator for known, _ in self._generators):
                 self._generators.append((generator, generator.get_state()))
             at.drawn.append(Drawn(shape, memory_order(like) if isinstance(like, torch.Tensor) else ()))
-            if at.split is None or not (numpy or at.draws_rows) or number >= len(at.expected):
+            if at.split is None or not numpy or number >= len(at.expected):
                 return None
             whole = at.expected[number]
-            at.found.append(replace(rule_of(shape, whole.shape, at.split), order=whole.order))
-            return _piece(at.found[-1], shape, at.split)
+            return _piece(rule_of(shape, whole.shape, at.split, whole.order), shape, at.split)
         if at.split is None:
             return None
         if number >= len(at.rules) or not at.rules[number].fits(shape, at.split):
@@ -156,17 +153,15 @@ class Draws:
         finally:
             self.on, self._at = before
 
-    def in_call(self, split: Split, rules: Sequence[DrawRule], *, strict: bool = True) -> Any:
-        """A sliced call."""
-        return self.at(True, Position(split, rules, strict))
+    def in_call(self, split: Split, rules: Sequence[DrawRule], *, strict: bool = True, made: int = 0) -> Any:
+        """A sliced call, or what is left of one after so many draws."""
+        return self.at(True, Position(split, rules, strict, made))
 
     @contextmanager
-    def rehearsal(
-        self, split: Split | None = None, expected: Sequence[Drawn] = (), *, draws_rows: bool = False
-    ) -> Iterator[Position]:
+    def rehearsal(self, split: Split | None = None, expected: Sequence[Drawn] = ()) -> Iterator[Position]:
         """A trial: of a part of the rows, if there is a split, else of all."""
         try:
-            with self.at(True, Position(split, drawn=[], expected=expected, draws_rows=draws_rows)) as at:
+            with self.at(True, Position(split, drawn=[], expected=expected)) as at:
                 yield at
         finally:
             while self._generators:
@@ -184,13 +179,18 @@ def _piece(rule: DrawRule, shape: Shape, split: Split) -> Piece | None:
     return Piece(rule.dim, start, size, split.batch, split, rule.order if shape[rule.dim] == 1 else ())
 
 
-def rule_of(part: Shape, whole: Shape, split: Split) -> DrawRule:
-    """The rule of a draw whose shapes on the slice and on the whole batch are known."""
+def rules_of(part: Sequence[Drawn], whole: Sequence[Drawn], split: Split) -> list[DrawRule]:
+    """The rules of draws that were made for the slice and for the whole batch."""
+    return [rule_of(own.shape, of.shape, split, of.order) for own, of in zip(part, whole, strict=True)]
+
+
+def rule_of(part: Shape, whole: Shape, split: Split, order: tuple[int, ...] = ()) -> DrawRule:
+    """The rule of a draw whose shapes on the slice and on the whole batch are known. `order`: see `DrawRule`."""
     for number in range(len(split.uneven) + 1):
         rule = _rule_of(part, whole, split.rows_of(number))
         if rule.dim is not None:
-            return replace(rule, uneven=number)
-    return DrawRule(len(part))
+            return replace(rule, uneven=number, order=order)
+    return DrawRule(len(part), order=order)
 
 
 def _rule_of(part: Shape, whole: Shape, split: Split) -> DrawRule:

@@ -56,8 +56,10 @@ class Averages:
         return next((divisor for taken, divisor in self._taken if taken is value), None)
 
     def all_count(self) -> bool:
-        """Whether every average is one over all targets, each counted once: then it is a mean over rows."""
-        return all(bool(counted.all()) for counted in self._counted)  # waits for a GPU, in such models only
+        """Whether every average is one over all targets, each counted once: then it is a mean over rows. False if none
+        was seen: a compiled loss, or one that is not torch.nn.functional's."""
+        # Waits for a GPU, in such models only.
+        return bool(self._counted) and all(bool(counted.all()) for counted in self._counted)
 
     def watch(self, plain: Callable[..., Any], default_ignored: int = -100) -> Callable[..., Any]:
         """Wraps a loss function of torch so that its denominator is noted."""

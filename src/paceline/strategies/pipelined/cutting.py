@@ -1,16 +1,21 @@
 """Cuts a model into stages, and proves that the stages together compute what the model computes.
 
-At the model's first call every worker still holds all of it. A dry run on a few rows lists the calls of modules, in
+At the model's first call every worker still holds all of it. A trial on a few rows lists the calls of modules, in
 order, with the share of the parameters (or of the time) before each. The cuts are the calls closest to even shares at
-which the proof succeeds: the stages are run one after the other, with only the handed-over tensors between them, and
-the output is compared with the model's own. If none does, the model is refused with the reason.
+which the proof succeeds: the stages are run one after the other, with only the handed-over tensors between them. They
+must make the model's own operations, in forward and backward, and give its outputs and gradients. If no cut is proven,
+the model is refused with the reason.
+
+Operations are compared exactly. Numbers are compared up to rounding, because a gradient that comes from several stages
+is added up in another order.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +26,20 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.draws.generators import Generators
+from paceline.script.draws.rows import Draws
+from paceline.script.proof import trial
+from paceline.script.proof.recorder import CannotTry, Names
 from paceline.script.slicing import side_effects
-from paceline.script.slicing.comparing import close
-from paceline.script.slicing.dry_run import asleep, own_buffers, undisturbed, woken
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.pipelined.segment import CannotCut, MissingError, Parcel, Segments
-from paceline.torch_private import is_compiled
+from paceline.torch_private import BatchNorm, is_compiled
 
 MOST_TRIALS = 24  # places tried for each cut
 MOST_CARRIED = 64  # runs that find out which outputs are handed over besides the arguments of the cut
 NEAR = 0.1  # of the parameters or of the time
 TIMINGS = 3  # runs, of which the fastest counts
 EMPTY = torch.empty(0, device="cpu")
+ADDS = ("add", "add_")  # by which gradients of several uses are added up, inside a stage or between stages
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -80,15 +87,17 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """The model's own output, and its gradients for made-up gradients of the output."""
+    """The model's own output, its gradients for made-up gradients of the output, and its operations."""
 
     output: Any
     parameters: list[nn.Parameter]
     starts: list[torch.Tensor | None]  # a gradient for each leaf of the output that needs one
     grads: list[torch.Tensor | None]
+    forward: list[str]
+    backward: Counter[str]
 
     @classmethod
-    def of(cls, module: nn.Module, output: Any) -> _Whole:
+    def of(cls, module: nn.Module, output: Any, forward: list[str]) -> _Whole:
         parameters = [p for p in module.parameters() if p.requires_grad]
         starts: list[torch.Tensor | None] = []
         for number, leaf in enumerate(tree.leaves(output)):
@@ -97,12 +106,13 @@ class _Whole:
                 noise = torch.Generator().manual_seed(number)
                 starts[-1] = torch.randn(leaf.shape, generator=noise, device="cpu").to(leaf.device, leaf.dtype)
         try:
-            grads = _gradients(_pairs(tree.leaves(output), starts), parameters)
+            with _listed() as names:
+                grads = _gradients(_pairs(tree.leaves(output), starts), parameters)
         except RuntimeError as error:
             raise CannotCut(f"its backward raised {type(error).__name__}: {error}") from error
         if any(grad is not None and grad.is_sparse for grad in grads):
             raise CannotCut("its embeddings have sparse gradients")
-        return cls(tree.replace(output, _detached), parameters, starts, grads)
+        return cls(tree.replace(output, _detached), parameters, starts, grads, forward, _of_backward(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +139,47 @@ def cut_model(
     """Every worker calls it, with the same model and arguments. `cuts`: proves these, for another mode of the model.
     ScriptError if the model cannot be cut."""
     refuse_hooks(module)
-    with undisturbed(module, still=()), woken(asleep(module)), torch.inference_mode(False), torch.enable_grad():
-        given = tree.replace(given, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
-        try:
-            whole, draws, candidates = _look(plain, module, given, by)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), trial.alone(module) as (copied, *_):
+            _wake(copied)
+            given = tree.replace(given, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+            whole, draws, candidates = _look(plain, copied, given, by)
             if cuts is None:
-                cuts = _choose(plain, module, given, stages, _of_rank_0(group, candidates), whole)
-            segments, called, used = _try(plain, module, given, cuts, whole)
-        except CannotCut as why:
-            raise refusal(module, stages, str(why)) from None
+                cuts = _choose(plain, copied, given, stages, _of_rank_0(group, candidates), whole)
+            tried, called, used = _try(plain, copied, given, cuts, whole)
+    except (CannotCut, CannotTry) as why:
+        raise refusal(module, stages, str(why)) from None
+    segments = Segments(module, cuts)
+    segments.wanted, segments.carried = tried.wanted, tried.carried
     template = tree.replace(whole.output, lambda leaf: EMPTY if isinstance(leaf, torch.Tensor) else leaf)
     return Cutting(segments, called, used, draws, template)
+
+
+def _wake(module: nn.Module) -> None:
+    """Replaces weights that are all zero by seeded noise, the same on every worker: zeros hide what comes before them
+    (a head that is initialised to zero). Zero biases hide nothing, because they are added."""
+    for seed, (name, p) in enumerate(module.named_parameters()):
+        if p.is_floating_point() and p.numel() and not name.endswith("bias") and not p.detach().any():
+            noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+            p.data = (noise / (p.shape[-1] if p.dim() > 1 else 4) ** 0.5).to(p.device, p.dtype)
+
+
+@contextmanager
+def _listed() -> Iterator[list[str]]:
+    """Lists the operations that are made during the block."""
+    draws = Draws()
+    with draws.rehearsal(), Names(draws) as names:
+        yield names.found
+
+
+def _of_backward(names: list[str]) -> Counter[str]:
+    return Counter(name for name in names if name not in ADDS)
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Without batch norm's, which a stage may change."""
+    norms = {id(buffer) for m in module.modules() if isinstance(m, BatchNorm) for buffer in m.buffers()}
+    return {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in norms}
 
 
 def refusal(module: nn.Module, stages: int, why: str) -> ScriptError:
@@ -187,7 +227,7 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
                 parameters += parameter.numel()
 
     attributes = side_effects.look(module)
-    buffers = {key: buffer.clone() for key, buffer in own_buffers(module)}
+    buffers = {name: buffer.clone() for name, buffer in _buffers(module).items()}
     weights = {name: (p, p._version, p.data_ptr()) for name, p in module.named_parameters()}
     generators = Generators(module)
     streams, of_generators = rng.snapshot(), generators.digest()
@@ -201,7 +241,8 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
             start = time.perf_counter()
             own = tree.replace(given, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
             versions = [leaf._version for leaf in tree.leaves(own) if isinstance(leaf, torch.Tensor)]
-            whole = plain(module, *own[0], **own[1])
+            with _listed() as names:
+                whole = plain(module, *own[0], **own[1])
             if versions != [leaf._version for leaf in tree.leaves(own) if isinstance(leaf, torch.Tensor)]:
                 raise CannotCut("its forward changes its arguments")
             end = time.perf_counter() - start
@@ -211,12 +252,12 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
         for handle in handles:
             handle.remove()
     assert best is not None
-    result = _Whole.of(module, whole)  # its backward may leave values, too
+    result = _Whole.of(module, whole, names)  # its backward may leave values, too
     if places := side_effects.changed(module, attributes):
         raise CannotCut(f"its forward leaves a value in {'.'.join(map(str, filter(None, next(iter(places)))))}")
-    for key, buffer in own_buffers(module):
-        if key not in buffers or not torch.equal(buffer, buffers[key]):
-            raise CannotCut(f"its forward changes the buffer {'.'.join(filter(None, key))}")
+    for name, buffer in _buffers(module).items():
+        if name not in buffers or not torch.equal(buffer, buffers[name]):
+            raise CannotCut(f"its forward changes the buffer {name}")
     for name, (parameter, version, address) in weights.items():
         if (parameter._version, parameter.data_ptr()) != (version, address):
             raise CannotCut(f"its forward changes the parameter {name}")
@@ -304,18 +345,22 @@ def _try(
         else:
             raise CannotCut("too many values go round the cut")
         rng.restore(before)
-        output, called, passed = _run(plain, segments, given, [])
-        grads, used = _go_back(passed, whole)
+        names: list[str] = []
+        output, called, passed = _run(plain, segments, given, [], names)
+        with _listed() as of_backward:
+            grads, used = _go_back(passed, whole)
     except CannotCut:
         raise
     except Exception as error:
         raise CannotCut(f"with a cut at {cuts[-1]} it raised {type(error).__name__}: {error}") from error
     finally:
         rng.restore(before)
+    if names != whole.forward or _of_backward(of_backward) != whole.backward:
+        raise CannotCut(f"with a cut at {cuts[-1]} it computes other operations")
     found, expected = tree.leaves(output), tree.leaves(whole.output)
     if tree.structure(output) != tree.structure(whole.output) or not all(map(_is_same, found, expected)):
         raise CannotCut(f"with a cut at {cuts[-1]} its output is another one")
-    if not all(map(_is_same_gradient, grads, whole.grads)):
+    if not all(map(_is_same, grads, whole.grads)):
         raise CannotCut(f"with a cut at {cuts[-1]} its gradients are others")
     numbers = {id(parameter): number for number, parameter in enumerate(module.parameters())}
     own = tuple(frozenset(numbers[id(whole.parameters[i])] for i in some) for some in used)
@@ -323,25 +368,29 @@ def _try(
 
 
 def _run(
-    plain: Callable[..., Any], segments: Segments, given: Any, calls: list[int]
+    plain: Callable[..., Any], segments: Segments, given: Any, calls: list[int], names: list[str] | None = None
 ) -> tuple[Any, tuple[frozenset[str], ...], list[tuple[list[torch.Tensor], list[Any]]]]:
     """One stage after the other. Returns the output, the units that each stage called, and what entered and left each
-    stage. `calls` gets the number of module calls before each cut."""
+    stage. `calls` gets the number of module calls before each cut, and `names` the operations of all stages."""
     called: list[set[str]] = [set() for _ in range(segments.last + 1)]
     passed: list[tuple[list[torch.Tensor], list[Any]]] = []
     parcel: Parcel | None = None
     output: Any = None
     for stage in range(segments.last + 1):
         at = rng.snapshot()
-        output, entered, parcel = segments.run(
-            stage,
-            plain,
-            given[0],
-            given[1],
-            parcel,
-            begin=lambda at=at: rng.restore(at),  # type: ignore[misc]
-            unit_called=lambda stage, path: called[stage].add(path),
-        )
+        with ExitStack() as stack:
+
+            def begin(at: Any = at, stack: ExitStack = stack) -> None:
+                rng.restore(at)
+                if names is not None:
+                    found = stack.enter_context(_listed())
+                    stack.callback(names.extend, found)
+
+            output, entered, parcel = segments.run(
+                *(stage, plain, given[0], given[1], parcel),
+                begin=begin,
+                unit_called=lambda stage, path: called[stage].add(path),
+            )
         passed.append((entered, tree.leaves(output) if parcel is None else parcel.tensors))
         if parcel is not None:
             calls.append(len(parcel.shapes))
@@ -388,13 +437,14 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _is_same_gradient(found: torch.Tensor | None, expected: torch.Tensor | None) -> bool:
-    if found is None or expected is None:
-        return found is None and expected is None
-    return close(found, expected)
-
-
 def _is_same(found: Any, expected: Any) -> bool:
-    if isinstance(expected, torch.Tensor):
-        return close(found, expected)
-    return type(found) is type(expected) and (found == expected or hasattr(found, "__dict__"))
+    if not isinstance(expected, torch.Tensor):
+        return type(found) is type(expected) and (found == expected or hasattr(found, "__dict__"))
+    if not isinstance(found, torch.Tensor) or (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    if not found.numel() or not (found.is_floating_point() or found.is_complex()):
+        return torch.equal(found, expected)
+    coarse = torch.is_autocast_enabled(found.device.type) or (found.is_cuda and torch.backends.cuda.matmul.allow_tf32)
+    rounding = torch.finfo(torch.bfloat16 if coarse else found.dtype).eps ** 0.75  # of sums in another order
+    found, expected = torch.nan_to_num(found), torch.nan_to_num(expected)
+    return bool((found - expected).abs().max() <= rounding * expected.abs().max())

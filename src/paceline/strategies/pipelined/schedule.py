@@ -28,7 +28,7 @@ from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.segment import CannotCut, Parcel
 from paceline.strategies.pipelined.stage_tensor import Team
 
-Drawing = Callable[[Split], AbstractContextManager[Any]]
+Drawing = Callable[[Split, int], AbstractContextManager[Any]]  # the int: random draws made by earlier stages
 OUTPUT = "the output of the last stage"
 ACTIVATIONS, GRADIENTS = "the activations of the previous stage", "the gradients of the next stage"
 
@@ -72,9 +72,11 @@ class Call:
     cuts: Sequence[int]  # the leaves of the arguments that have rows, along `dim`
     sizes: Sequence[int]
     dim: int
-    drawing: Drawing = field(default=lambda split: nullcontext())
+    drawing: Drawing = field(default=lambda split, made: nullcontext())
+    orders: Sequence[Sequence[int]] = ()  # of each output in memory; empty: as in the first micro-batch
     learning: bool = field(default_factory=torch.is_grad_enabled)
-    streams: dict[int, Any] = field(default_factory=dict)  # random streams where a stage begins, for all micro-batches
+    # Where a stage begins, for all micro-batches: the random streams, and the number of draws made so far.
+    streams: dict[int, Any] = field(default_factory=dict)
     end: Any = None  # random streams behind the last stage
 
 
@@ -168,25 +170,28 @@ class Schedule:
         if parcel is not None and parcel.rest is not None:
             call.streams[stage] = parcel.rest
         elif not turn and not stage and draws:
-            call.streams[stage] = streams.packed()
+            call.streams[stage] = [streams.packed(), 0]
         leaves = tree.leaves(call.given)
         mine, inputs = _micro_batch(
             leaves, call.cuts if len(call.sizes) > 1 else (), call.dim, start, size, call.learning
         )
         args, kwargs = tree.rebuild(call.given, iter(mine))
         split = Split(Turn(turn, len(call.sizes)), tuple(call.sizes))  # type: ignore[arg-type]
+        at: Any = None
         with ExitStack() as stack:
 
             def begin() -> None:
-                if stage in call.streams:
-                    streams.put(call.streams[stage])
-                stack.enter_context(call.drawing(split))
+                nonlocal at
+                state, made = call.streams.get(stage, (None, 0))
+                if state is not None:
+                    streams.put(state)
+                at = stack.enter_context(call.drawing(split, made))
                 starts_here()
 
             stack.enter_context(self.team.computing(self.cutting.segments.module))
             output, entered, left = self.cutting.segments.run(stage, call.plain, args, kwargs, parcel, begin=begin)
         if left is not None:
-            left.rest = streams.packed() if draws and not turn else None
+            left.rest = [streams.packed(), 0 if at is None else at.made] if draws and not turn else None
         elif draws:
             call.end = streams.packed()
         leaving = tree.leaves(output) if left is None else left.tensors
@@ -215,9 +220,10 @@ class Schedule:
                 whole = [outputs.join(column, call.dim) for column in zip(*map(tree.leaves, found), strict=True)]
                 tensors = [leaf for leaf in whole if isinstance(leaf, torch.Tensor)]
                 pieces = [leaf for leaf in tree.leaves(found[0]) if isinstance(leaf, torch.Tensor)]
+                orders = call.orders or [memory_order(piece) for piece in pieces]
                 heads = [
-                    [list(t.shape), str(t.dtype).removeprefix("torch."), [*memory_order(piece)], t.requires_grad]
-                    for t, piece in zip(tensors, pieces, strict=True)
+                    [list(t.shape), str(t.dtype).removeprefix("torch."), [*order], t.requires_grad]
+                    for t, order in zip(tensors, orders, strict=True)
                 ]
                 nested = outputs.nest(tree.rebuild(found[0], iter(whole)), self.cutting.template)
                 told = [nested, heads, call.end, outputs.gradient_name(found[0])]

@@ -8,7 +8,8 @@ worker has several parts of the model (see `orders`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -18,8 +19,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
-from paceline.script.slicing.comparing import close
-from paceline.script.slicing.dry_run import undisturbed
+from paceline.script.slicing.loss_denominators import Averages
 from paceline.strategies.pipelined import orders, streams
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Call, Chunk, add_up
@@ -29,13 +29,23 @@ from paceline.strategies.pipelined.way_back import StagedModel, summed
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
-@dataclass(slots=True)
+class Step(nn.Module):
+    """A model and its loss, which are proven together."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, given: Any, target: Any) -> torch.Tensor:
+        return self.loss(self.model(*given[0], **given[1]), target)
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A loss, and the target of the next call."""
 
-    loss: Loss
+    step: Step
     target: Any
-    weights: dict[Any, bool] = field(default_factory=dict)  # by kind of target: whether the loss is a mean over rows
 
 
 class Trainer(Protocol):
@@ -49,22 +59,21 @@ class TrainStep:
     worker calls it."""
 
     def __init__(self, strategy: Trainer | None, model: nn.Module, loss: Loss) -> None:
-        self._strategy, self._model, self._loss = strategy, model, loss
-        self._weights: dict[Any, bool] = {}
+        self._strategy, self._step = strategy, Step(model, loss)
 
     def __call__(self, *args: Any) -> torch.Tensor:
         *inputs, target = args
         strategy = self._strategy
         if strategy is not None:
-            strategy.ask(Asked(self._loss, target, self._weights))
+            strategy.ask(Asked(self._step, target))
         try:
-            found = self._model(*inputs)
+            found = self._step.model(*inputs)
         finally:
             if strategy is not None:
                 strategy.ask(None)
         if isinstance(found, Trained):
             return found.loss
-        loss = self._loss(found, target)
+        loss: torch.Tensor = self._step.loss(found, target)
         loss.backward()
         return loss.detach()
 
@@ -102,10 +111,18 @@ class Share:
 
 
 def train(
-    call: Call, model: StagedModel, asked: Asked, share: Share, weights: Sequence[float], *, few_in_flight: bool
+    call: Call,
+    model: StagedModel,
+    asked: Asked,
+    share: Share,
+    weights: Sequence[float],
+    counted: Averages | None,
+    *,
+    few_in_flight: bool,
 ) -> Trained:
     """Runs forward and backward of this replica's micro-batches. Every worker calls it. If a stage raises, all workers
-    raise, and no gradient has changed. `weights`: see `weigh`."""
+    raise, and no gradient has changed. `weights`: see `MicroBatches.weigh`. `counted`: finds out whether all targets
+    count, if they must."""
     schedule, since, failure = model.schedule, perf_counter(), Failure(model.schedule.rows)
     numbers = [n for n in model.mine if model.parameters[n].requires_grad]
     parameters = [leaf_of(model.parameters[n]) for n in numbers]
@@ -127,7 +144,12 @@ def train(
         if stage == schedule.last:
             number = share.first + op.turn
             try:
-                loss = asked.loss(output, share.rows(asked.target, call.dim, number)) * weights[number]
+                target = share.rows(asked.target, call.dim, number)
+                with nullcontext() if counted is None else counted.inside():
+                    loss = asked.step.loss(output, target) * weights[number]
+                if counted is not None and not counted.all_count():
+                    failure.note(_ignored_targets())
+                    continue
                 losses.append(loss.detach())
                 chunk.left, starts = [loss], [torch.ones_like(loss)]
             except PacelineError:
@@ -139,6 +161,14 @@ def train(
         schedule.clock.most_in_flight = max(schedule.clock.most_in_flight, len(in_flight))
     schedule.clock.total += perf_counter() - since
     return Trained(_finish(call, model, dict(zip(numbers, total, strict=True)), losses, share.group, failure))
+
+
+def _ignored_targets() -> ScriptError:
+    return ScriptError(
+        "The loss of the batch is a mean over targets of which some are ignored or weighted: it is not the mean of the "
+        "losses of micro-batches.",
+        advice="Call the model and the loss in the script: distribute(…) without loss=",
+    )
 
 
 def refuse_gradients(given: Any) -> None:
@@ -171,28 +201,3 @@ def _finish(
     if known[0][1] is not None:
         streams.put(known[0][1])
     return torch.stack([loss for loss, _ in known]).sum().to(schedule.device)
-
-
-def weigh(whole: Call, model: StagedModel, asked: Asked, share: Share) -> Sequence[float]:
-    """By what the losses of micro-batches are multiplied, so that their sum is the loss of the batch. Found out at the
-    first step: every worker gets the output of the batch, and compares. `whole`: the call on the whole batch."""
-    sizes, batch, dim = share.sizes, share.batch, whole.dim
-    key = (len(sizes) > 1, tree.structure(asked.target))
-    if len(sizes) == 1:
-        return [1.0]
-    if key not in asked.weights:
-        module = model.schedule.cutting.segments.module
-        with torch.no_grad(), undisturbed(module, still=()):
-            quiet = Call(whole.plain, whole.given, whole.cuts, whole.sizes, dim, whole.drawing)
-            output = model.schedule.forward(quiet).output
-            loss = asked.loss(output, asked.target)
-            turns = [n for n, size in enumerate(sizes) if size]
-            parts = [asked.loss(share.rows(output, dim, n), share.rows(asked.target, dim, n)) for n in turns]
-            mean = sum(part * sizes[n] / batch for n, part in zip(turns, parts, strict=True))
-            if not close(mean, loss) and not close(sum(parts), loss):
-                raise ScriptError(
-                    "The loss of the batch is neither the mean nor the sum of the losses of its rows.",
-                    advice="Call the model and the loss in the script: distribute(…) without loss=",
-                )
-            asked.weights[key] = close(mean, loss)
-    return [size / batch if asked.weights[key] else float(size > 0) for size in sizes]
