@@ -28,7 +28,6 @@ from paceline.script import rng, tree
 from paceline.script.proof import surroundings
 from paceline.script.redo import ModuleState
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import side_effects
 from paceline.torch_private import current_function_mode, is_compiled
 
 MOST_CALLS = 10_000  # noted per step: more are a loop without a backward
@@ -292,7 +291,7 @@ def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
     """Puts back what calls of the models change, and drops what they print."""
     undo: list[Callable[[], None]] = []
     for model in models:
-        undo += [ModuleState(model).put_back, side_effects.keep(model), surroundings.keep(model)]
+        undo += [ModuleState(model).put_back, surroundings.keep(model, attributes=True)]
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.enable_grad():
             yield

@@ -217,12 +217,11 @@ class Proof:
         """What the module does with these arguments, which it may change."""
         with trial.alone(module) as (copied, _, told), self._draws.rehearsal():
             prepare(copied)
-            before = surroundings.values(copied)
+            before, held = surroundings.look(copied)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
-            held = surroundings.tensors(copied).values()
-            with Steps(self._draws, [*tensors, *copied.parameters(), *copied.buffers(), *held]) as steps:
+            with Steps(self._draws, [*tensors, *copied.parameters(), *copied.buffers(), *held.values()]) as steps:
                 output = plain(copied, *given[0], **given[1])
-            steps.end(output, surroundings.changes(before, surroundings.values(copied)), told())
+            steps.end(output, surroundings.changes(before, surroundings.look(copied)[0]), told())
         return steps
 
 

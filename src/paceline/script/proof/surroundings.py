@@ -4,6 +4,7 @@ call leaves must not depend on the number of rows."""
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,10 +23,13 @@ LARGE = 1 << 20  # bytes of an array that is kept
 CLOSED = ("torch.utils.data", "builtins", "types", "_", "paceline.")  # modules whose objects are not looked into
 
 
-def keep(module: nn.Module) -> Callable[[], None]:
-    """Returns a function that puts the present values back."""
+def keep(module: nn.Module, *, attributes: bool = False) -> Callable[[], None]:
+    """Returns a function that puts the present values back. `attributes`: also what containers in attributes of the
+    module hold."""
     found: dict[int, tuple[Any, Any]] = {}
     for _, held in _outside(module):
+        _keep(held, found, DEPTH)
+    for _, _, held in _attributes(module) if attributes else ():
         _keep(held, found, DEPTH)
     numbers, globals_of_code = list(_numbers(module)), list(_globals(module))
     classes = [(cls, name, value) for cls, name, value in _of_classes(module)]
@@ -47,32 +51,26 @@ def keep(module: nn.Module) -> Callable[[], None]:
     return put_back
 
 
-def values(module: nn.Module) -> dict[Any, Any]:
-    """All plain values in reach of the module, by where they are; of containers also their sizes."""
-    found: dict[Any, Any] = {}
+def look(module: nn.Module) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
+    """In reach of the module, by where they are: all plain values (of containers also their sizes), and all tensors
+    that are no parameters and no buffers."""
+    values: dict[Any, Any] = {}
+    tensors: dict[Any, torch.Tensor] = {}
     seen: set[int] = set()
     for path, m in module.named_modules():
-        for name, value in list(m.__dict__.items()):
-            if name not in side_effects.OWN or name == "training":
-                _list((path, name), value, found, seen, DEPTH)
+        values[path, "training"] = m.training
+    for path, name, value in _attributes(module):
+        _list((path, name), value, values, tensors, seen, DEPTH)
     for where, held in _outside(module):
-        _list(where, held, found, seen, DEPTH)
+        _list(where, held, values, tensors, seen, DEPTH)
     for cls, name, value in _of_classes(module):
-        _list((cls.__qualname__, name), value, found, seen, DEPTH)
-    return found
+        _list((cls.__qualname__, name), value, values, tensors, seen, DEPTH)
+    return values, tensors
 
 
-def tensors(module: nn.Module) -> dict[Any, torch.Tensor]:
-    """All tensors in reach of the module that are no parameters and no buffers, by where they are."""
-    found: dict[Any, Any] = {}
-    seen: set[int] = set()
+def _attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
     for path, m in module.named_modules():
-        for name, value in list(m.__dict__.items()):
-            if name not in side_effects.OWN:
-                _list((path, name), value, found, seen, DEPTH, tensors=True)
-    for where, held in _outside(module):
-        _list(where, held, found, seen, DEPTH, tensors=True)
-    return found
+        yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in side_effects.OWN)
 
 
 def changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, Any]:
@@ -117,9 +115,7 @@ def _globals(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
     seen: set[tuple[int, str]] = set()
     for function in _functions(module):
         space = function.__globals__
-        if space.get("__name__") == "__main__" or str(space.get("__name__")).startswith(("torch.", "paceline.")):
-            continue
-        for name in _named(function.__code__):
+        for name in _names(function):
             if name in space and (id(space), name) not in seen:
                 seen.add((id(space), name))
                 value = space[name]
@@ -129,14 +125,26 @@ def _globals(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
 def _functions(module: nn.Module) -> Iterator[types.FunctionType]:
     """The functions of the modules' classes, and those in their attributes."""
-    for cls in {cls for m in module.modules() for cls in type(m).__mro__}:
-        if not cls.__module__.startswith(("torch.", "builtins")):
-            yield from (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
-    for m in module.modules():
-        for name, value in list(m.__dict__.items()):
-            if name not in side_effects.OWN:
-                held = value if isinstance(value, (list, tuple)) else [value]
-                yield from (item for item in held[:MANY] if isinstance(item, types.FunctionType))
+    for cls in _classes(module):
+        yield from (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
+    for _, _, value in _attributes(module):
+        held = value if isinstance(value, (list, tuple)) else [value]
+        yield from (item for item in held[:MANY] if isinstance(item, types.FunctionType))
+
+
+def _classes(module: nn.Module) -> set[type]:
+    """The script's own classes of modules, or a library's."""
+    classes = {cls for kind in {type(m) for m in module.modules()} for cls in kind.__mro__}
+    return {cls for cls in classes if not cls.__module__.startswith(("torch.", "builtins"))}
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names(function: types.FunctionType) -> frozenset[str]:
+    """The global variables that a function of another file than the script names."""
+    file = str(function.__globals__.get("__name__"))
+    if file == "__main__" or file.startswith(("torch.", "paceline.")):
+        return frozenset()
+    return frozenset(_named(function.__code__))
 
 
 def _named(code: types.CodeType) -> set[str]:
@@ -146,11 +154,10 @@ def _named(code: types.CodeType) -> set[str]:
 
 def _of_classes(module: nn.Module) -> Iterator[tuple[type, str, Any]]:
     """Plain attributes, lists and dictionaries of the script's own classes of modules."""
-    for cls in {cls for m in module.modules() for cls in type(m).__mro__}:
-        if not cls.__module__.startswith(("torch.", "builtins")):
-            for name, value in list(vars(cls).items()):
-                if not name.startswith("__") and type(value) in (*PLAIN, list, dict, set):
-                    yield cls, name, value
+    for cls in _classes(module):
+        for name, value in list(vars(cls).items()):
+            if not name.startswith("__") and type(value) in (*PLAIN, list, dict, set):
+                yield cls, name, value
 
 
 def _is_object(value: Any) -> bool:
@@ -212,26 +219,25 @@ def _has_same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
     return len(one) == len(other) and all(key in one and one[key] is value for key, value in other.items())
 
 
-def _list(where: Any, value: Any, found: dict[Any, Any], seen: set[int], depth: int, *, tensors: bool = False) -> None:
-    if tensors and type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
-        found[where] = value
+def _list(
+    where: Any, value: Any, values: dict[Any, Any], tensors: dict[Any, torch.Tensor], seen: set[int], depth: int
+) -> None:
     if type(value) in PLAIN:
-        if not tensors:
-            found[where] = value
+        values[where] = value
         return
+    if type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
+        tensors[where] = value
     if isinstance(value, torch.Tensor) or not depth or id(value) in seen:
         return
     if isinstance(value, (np.ndarray, np.generic)):
-        if not tensors:
-            found[where] = value.tobytes() if value.nbytes <= LARGE and value.dtype != object else value.shape
+        values[where] = value.tobytes() if value.nbytes <= LARGE and value.dtype != object else value.shape
         return
     if isinstance(value, (dict, list, tuple, set, deque)):
         seen.add(id(value))
-        if not tensors:
-            found[(*where, "len")] = len(value)
+        values[(*where, "len")] = len(value)
         if isinstance(value, set):
             return
     for key, inner in _inside(value):
         seen.add(id(value))
         told = key if type(key) in PLAIN else type(key).__name__
-        _list((*where, told), inner, found, seen, depth - 1, tensors=tensors)
+        _list((*where, told), inner, values, tensors, seen, depth - 1)

@@ -88,11 +88,11 @@ def run(
         traced.weights = [recorder.number(t) for t in (*copied.parameters(), *copied.buffers()) if not is_lazy(t)]
         leaves = tree.leaves(given)
         traced.given = [recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        attributes, generators, memory = side_effects.look(copied), Generators(copied), surroundings.values(copied)
+        attributes, generators = side_effects.look(copied), Generators(copied)
+        memory, before_call = surroundings.look(copied)
         before, python = (generators.digest(), _numpy_position()), rng.python_digest()
         numpy_draws = draws.numpy_draws
         containers = Containers(given)
-        before_call = surroundings.tensors(copied)
         held = {where: recorder.number(tensor) for where, tensor in before_call.items()}
         traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in before_call.items()]
         with draws.rehearsal(part, expected) as at, reads_noted(recorder), recorder:
@@ -110,7 +110,8 @@ def run(
         traced.states = side_effects.changed(copied, attributes)
         traced.state_numbers = {p: recorder.number(v) for p, v in traced.states.items() if isinstance(v, torch.Tensor)}
         states = {id(value) for value in traced.states.values()}
-        for where, tensor in surroundings.tensors(copied).items():
+        values, tensors = surroundings.look(copied)
+        for where, tensor in tensors.items():
             if id(tensor) not in states and held.get(where) != recorder.number(tensor):
                 traced.kept[surroundings.name_of(where)] = recorder.number(tensor)
         traced.buffers = {
@@ -119,7 +120,7 @@ def run(
             for name, buffer in m._buffers.items()
             if buffer is not None and not is_lazy(buffer)
         }
-        traced.memory = surroundings.changes(memory, surroundings.values(copied))
+        traced.memory = surroundings.changes(memory, values)
         if torch.is_grad_enabled():
             _go_back(traced, recorder, named, leaves)
         traced.told = told()

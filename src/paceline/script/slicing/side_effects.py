@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -78,22 +78,6 @@ def places_beside(module: nn.Module, place: Place) -> list[Place]:
     return [(*place[:-1], key) for key in keys if key != place[-1]]
 
 
-def keep(module: nn.Module) -> Callable[[], None]:
-    """Returns a function that restores the present content of all containers, and the numbers outside of modules."""
-    copies = [(container, container.copy()) for _, _, held in holdings(module) for container in _containers(held)]
-    numbers = [found for found in holdings(module) if not is_in_module(found) and isinstance(found[2], (int, float))]
-
-    def put_back() -> None:
-        for path, name, number in numbers:
-            owner_of(module, path)[name] = number
-        for container, copy in copies:
-            if len(container) != len(copy) or not _are_same(container, copy):
-                container.clear()
-                container.extend(copy) if isinstance(container, (list, deque)) else container.update(copy)
-
-    return put_back
-
-
 def owner_of(module: nn.Module, path: str | None) -> dict[str, Any]:
     """The namespace that holds the name of a place."""
     if path is None:
@@ -148,26 +132,3 @@ def _key(held: Any, told: Any) -> Any:
     """The key of a container's item, given its part of a place."""
     is_number = isinstance(held, dict) and isinstance(told, str) and told.startswith(NTH)
     return list(held)[int(told.removeprefix(NTH))] if is_number else told
-
-
-def _containers(held: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """A container and the containers in it; without the script's own subclasses, except those of `collections`."""
-    if not isinstance(held, (list, dict, set, deque)) or not depth or not _is_known(type(held)):
-        return
-    if len(held) > MOST:
-        return
-    yield held
-    for value in list(held.values() if isinstance(held, dict) else held)[-MANY:]:
-        yield from _containers(value, depth - 1)
-
-
-def _is_known(kind: type) -> bool:
-    return kind.__module__ in ("builtins", "collections")
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    if isinstance(one, set):
-        return bool(one == other)
-    if isinstance(one, dict):
-        return all(key in one and one[key] is value for key, value in other.items())
-    return all(a is b for a, b in zip(one, other, strict=True))

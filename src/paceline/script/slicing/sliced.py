@@ -463,7 +463,7 @@ def _rows(leaves: list[Any], batch_dim: int) -> int:
 
 def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Callable[[], None]:
     """Returns a function that undoes what a call did."""
-    state, containers, variables = ModuleState(module), side_effects.keep(module), surroundings.keep(module)
+    state, variables = ModuleState(module), surroundings.keep(module, attributes=True)
 
     def put_back() -> None:
         if any(local[i]._version != version for i, version in versions.items()):
@@ -472,7 +472,6 @@ def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Cal
                 advice="Run it whole on every worker: --whole NAME",
             )
         state.put_back()
-        containers()
         variables()
 
     return put_back
