@@ -111,3 +111,48 @@ def test_what_the_proof_finds_of_torchs_functions_holds_for_their_values(every: 
     assert not wrong, f"{len(wrong)} wrong of {told}:\n" + "\n".join(wrong)
     assert told > 500 / every, "too few are followed to show anything"
     print(f"{told} calls were followed")
+
+
+def _counted(x: torch.Tensor) -> torch.Tensor:
+    return (x > 0).sum()
+
+
+CLASS = torch.tensor([0, 1, 2, 3, 0, 1, 0, 0])  # the same in B and in C, and different in B alone
+COMPOSED: dict[str, Any] = {
+    "a sum and a number": lambda x: x.sum(0) + 1.0,
+    "a number less a sum": lambda x: 1.0 - x.sum(0),
+    "a count and a number": lambda x: _counted(x) + 1,
+    "a mean and a number": lambda x: x.mean(0) + 1.0,
+    "half of a sum, rounded": lambda x: torch.div(x.sum(0), 2, rounding_mode="floor"),
+    "half of a count": lambda x: _counted(x) // 2,
+    "a count's rest": lambda x: _counted(x) % 2,
+    "a count, at least 1": lambda x: _counted(x).clamp(min=1),
+    "a count, at most 100": lambda x: _counted(x).clamp(max=100),
+    "whether there is one": lambda x: _counted(x) > 0,
+    "whether there is none": lambda x: _counted(x) == 0,
+    "a product of sums": lambda x: x.sum(0) * x.sum(),
+    "a square of a mean": lambda x: x.mean(0) ** 2,
+    "a sum by a count": lambda x: x.sum() / len(x),
+    "twice a sum": lambda x: 2 * x.sum(0) - x.sum(0) / 4,
+    "the last of a class": lambda x: torch.zeros(4, 3, dtype=x.dtype).index_put((CLASS[: len(x)],), x),
+    "the sum of a class": lambda x: torch.zeros(4, 3, dtype=x.dtype).index_add(0, CLASS[: len(x)], x),
+    "every other row": lambda x: x * (torch.arange(len(x)) % 2)[:, None],
+    "rows by place": lambda x: x[torch.arange(len(x))],
+    "rows by pairs": lambda x: x[torch.arange(len(x)) // 2 * 2],
+}
+FOLLOWED = {"a mean and a number", "a sum by a count", "twice a sum", "rows by place"}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_what_the_proof_finds_of_sums_and_counts_holds_for_others(name: str) -> None:
+    """Numbers that are unlike those of the trial: none is positive in B, and classes are there twice in A."""
+    x = torch.randn(8, 3, dtype=torch.float64)
+    x[:4] = -x[:4].abs()
+    leaves, spec = tree_flatten((x, (), {}))
+    try:
+        (kind, values), *_ = judge(COMPOSED[name], leaves, spec, (0,))
+    except CannotTry:
+        kind, values = Kind("mixed"), [x] * 3
+    assert holds(kind, values, Parts.of(8, 4)), kind
+    if name in FOLLOWED:
+        assert kind.name in ("rows", "sum", "mean", "share"), kind

@@ -8,6 +8,14 @@ from typing import Any
 
 NOT_THE_SCRIPT = ("paceline", "torch", "importlib", "runpy", "contextlib", "threading")
 _LAUNCH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "launch", "")
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(file), "") for file in (os.__file__, os.path.dirname(os.path.abspath(__file__)))
+)
+
+
+def is_of_library(file: str | None) -> bool:
+    """Whether a file is no part of the script: Python's own, an installed package's, or none at all."""
+    return file is None or not os.path.isabs(file) or "site-packages" in file or file.startswith(_LIBRARIES)
 
 
 def script_line() -> str:

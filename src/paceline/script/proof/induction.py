@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.script.proof import known
-from paceline.script.proof.kinds import AVERAGE, MIXED, PLACE, SAME, Kind, Parts
+from paceline.script.proof.kinds import AVERAGE, MEAN, MIXED, PLACE, SAME, Kind, Parts
 from paceline.script.proof.probing import SHAPE_ONLY, Probe
 from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
 from paceline.torch_private import changes_arguments, is_view
@@ -17,7 +17,7 @@ HOST = ("_local_scalar_dense", "equal", "is_nonzero", "item")
 EMPTY = ("empty", "new_empty", "_empty_affine")
 CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
 INDEXED = ("index", "_unsafe_index", "gather", "index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_add")
-PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "lift_fresh")
+PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "_unsafe_view", "unsqueeze", "squeeze", "lift_fresh")
 SEEDED = torch.Tag.nondeterministic_seeded
 DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _tried: dict[Any, list[Kind]] = {}  # by operation, kinds, shapes and numbers: found once in a process
@@ -31,6 +31,8 @@ class Induction:
         self.parts, self.kind, self._own_draws = parts, dict[int, Kind](), own_draws
         self._draws_in_numpy = draws_in_numpy  # so that Python may make tensors of random rows
         self.adds_to_average = False  # another operation works on a cross-entropy's mean
+        self.reads_state = False  # Python reads what the module holds (a counter in a buffer), by which it may branch
+        self.averages = 0  # cross-entropies so far; the number of one is the `of` of its kind
         self._probe = Probe(parts)
         self._random: set[int] = set()  # tensors that were drawn, or computed from such
         self._why: dict[int, str] = {}  # of tensors that are mixed: the operation that made them so
@@ -94,6 +96,7 @@ class Induction:
         for column in notes:
             note = column[0]
             kind = self.of(note)
+            self.reads_state = self.reads_state or not note.constant
             if note.number in self._random:
                 raise CannotTry(f"its Python code reads a random number{_at(op)}, on which operations may depend")
             if not kind.is_same and kind.name != "place":  # as it may ask for the number of rows
@@ -123,9 +126,11 @@ class Induction:
             return [MIXED] * len(outs)
         if op.name.startswith(("as_strided", "resize")):  # depends on memory, which a tensor that stands for it lacks
             return [MIXED] * len(outs)
-        if AVERAGE in given and not op.name.startswith(PASSES_AVERAGE):
+        if any(kind.name == "average" for kind in given):
+            if op.name in PASSES_AVERAGE:
+                return [given[0]] * len(outs)
             self.adds_to_average = True
-            self.kind.update({c[0].number: Kind("mean") for c in notes if self.of(c[0]) == AVERAGE})
+            self.kind.update({c[0].number: MEAN for c in notes if self.of(c[0]).name == "average"})
         places = [column for column, kind in zip(notes, given, strict=True) if kind.name == "place"]
         if any(self._along(c).dim is not None and not (op.name in INDEXED and _counts(c[0])) for c in places):
             return [MIXED] * len(outs)  # a pattern of rows may fit to A, B and C by chance
@@ -214,6 +219,8 @@ class Induction:
         for out, kind in zip(op.outs, kinds, strict=False):
             if not isinstance(out, Note):
                 continue
+            if kind == AVERAGE and op.name.startswith("nll_loss"):
+                kind, self.averages = kind._replace(of=self.averages), self.averages + 1
             self.kind[out.number] = kind
             if random:
                 self._random.add(out.number)

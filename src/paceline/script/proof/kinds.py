@@ -11,7 +11,7 @@
     mixed   none of these: depends on other samples, on a row's place, or on the number of rows
 
 Dimension `dim` counts `outer` × rows × inner entries. `of` is the number of a measure: a batch of graphs has as many
-rows as graphs (0), nodes (1) or edges (2).
+rows as graphs (0), nodes (1) or edges (2). The `of` of an average is its number in the call.
 """
 
 from __future__ import annotations

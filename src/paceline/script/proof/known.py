@@ -158,11 +158,11 @@ def _linear(op: Op, kind: Asked) -> list[Kind] | None:
         return None
     names = {one.name for one in kinds}
     if op.name in ("add", "add_", "sub", "sub_"):
-        if names <= {"sum", "share"}:
+        if names <= {"sum", "share"} and len(kinds) == 2:  # not with a number, which each part would add
             return [SUM if "sum" in names else kinds[0]]
         return [kinds[0]] if names == {"mean"} else None
     if op.name in ("mul", "mul_", "div", "div_", "neg") and all(one.is_same for one in kinds[1:]):
-        return [kinds[0]]
+        return None if op.kwargs.get("rounding_mode") else [kinds[0]]
     return None
 
 

@@ -3,7 +3,8 @@
 One operation cannot hide a difference behind a large number, a mask, half precision or a tolerance, as a whole model
 can. Numbers are float64, of several sizes: what varies with all rows is also tried far larger than the rows, so that
 a small factor inside the operation (`alpha=1e-12`) does not hide it. Where an argument varies, only sums, products and
-quotients are tried, which random numbers decide; a comparison or a maximum of such a number is mixed.
+quotients are tried, which random numbers decide; a comparison or a maximum of such a number is mixed. Integers are
+those of the samples, since an index must be valid; in one try all are equal, as those of other samples may be.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.script.proof.kinds import MIXED, Kind, Parts
+from paceline.script.proof.kinds import MIXED, PLACE, Kind, Parts
 from paceline.script.proof.recorder import Note, Op, mapped, words
 from paceline.torch_private import arguments_of, changes_arguments, is_view
 
@@ -58,13 +59,16 @@ class Probe:
     def __call__(self, ops: Sequence[Op], kind: Callable[[Note], Kind]) -> list[Kind]:
         """The kinds of the results. RuntimeError (or another one of torch's) if the operation cannot be tried."""
         op = ops[0]
-        varies = [leaf for leaf in op.leaves() if isinstance(leaf, Note) and kind(leaf).varies and not _is_known(leaf)]
+        notes = [leaf for leaf in op.leaves() if isinstance(leaf, Note)]
+        varies = [note for note in notes if kind(note).varies and not (kind(note) == PLACE and _is_known(note))]
         moves = op.name in MOVES or (is_view(op.func) and not changes_arguments(op.func))
         if varies and not moves and op.name not in RATIONAL and not _is_linear(op, varies):
             return [MIXED] * len(op.outs)
         ways: list[dict[str, Any]] = [{"distinct": True}]
         if not moves:
             ways = [{"size": 1.0}, {"size": 1e3, "positive": True}, {"size": 1e-3, "varying": 1e10}]
+        if any(kind(note).is_rows and not _is_number(note) for note in notes):
+            ways.append(ways[0] | {"collide": True})  # which rows an index has in common is the luck of few samples
         found: list[Kind] | None = None
         for seed, way in enumerate(ways):
             kinds = self._try(ops, kind, seed, way)
@@ -110,6 +114,10 @@ def _is_known(note: Note) -> bool:
     return note.value is not None and not note.dtype.is_floating_point
 
 
+def _is_number(note: Note) -> bool:
+    return note.dtype.is_floating_point or note.dtype.is_complex
+
+
 def _is_linear(op: Op, varying: list[Note]) -> bool:
     """Whether these are the gradients that a backward is given, in which it is linear."""
     if not op.name.endswith("_backward"):
@@ -153,7 +161,14 @@ class _Numbers:
             return [t.to(notes[0].dtype) for t in (one + other, one, other)]
         if any(note.value is None for note in notes):
             raise RuntimeError("a large tensor of integers is not kept")
-        return [note.value.cpu() for note in notes]  # type: ignore[union-attr]
+        values: list[torch.Tensor] = [note.value.cpu() for note in notes]  # type: ignore[union-attr]
+        if "collide" not in self._way or not kind.is_rows or not values[0].numel():
+            return values
+        if values[0].dtype is torch.bool:
+            made = torch.rand(values[0].shape, generator=self._generator, device="cpu") < 0.5
+        else:
+            made = torch.full_like(values[0], values[0].flatten()[0].item())
+        return [made, *(self._parts.cut(made, kind, part) for part in (1, 2))]
 
     def _drawn(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         if dtype.is_complex:

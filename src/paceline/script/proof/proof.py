@@ -341,6 +341,8 @@ class _Judge:
             tuple((place, role) for place, role in states if role is not None),
             tuple(buffers),
             draws=tuple(self._rules()),
+            reads_state=found.reads_state,
+            averages=found.averages,
             all_count=found.adds_to_average,
         )
 
@@ -423,7 +425,7 @@ class _Judge:
         if kind.is_same:
             return Role("same")
         if kind.name in ("sum", "mean", "average"):
-            return Role(kind.name)  # type: ignore[arg-type]
+            return Role(kind.name, average=kind.of)  # type: ignore[arg-type]
         if kind == SHARE:
             return Role("sum")
         if kind == MIXED:

@@ -45,10 +45,13 @@ class CannotTry(Exception):
 class Note:
     """A tensor at one moment. `value`: its numbers, if they are integers, or known without any sample or weight."""
 
-    __slots__ = ("dtype", "needs_grad", "number", "shape", "stray", "value")
+    __slots__ = ("constant", "dtype", "needs_grad", "number", "shape", "stray", "value")
 
-    def __init__(self, number: int, tensor: torch.Tensor, value: torch.Tensor | None, stray: bool) -> None:
+    def __init__(
+        self, number: int, tensor: torch.Tensor, value: torch.Tensor | None, *, stray: bool, constant: bool
+    ) -> None:
         self.number, self.shape, self.dtype, self.value = number, tuple(tensor.shape), tensor.dtype, value
+        self.constant = constant  # depends on no sample, and on nothing that the module holds
         self.stray = stray  # came from outside: a constant that Python made, a tensor of the script
         self.needs_grad = tensor.requires_grad and not tensor.is_leaf
 
@@ -107,9 +110,11 @@ class Recorder(DispatchMode):
         before = len(self._keep)
         number = self.number(tensor)
         stray = len(self._keep) > before
-        is_known = number in self._known or stray or not (tensor.is_floating_point() or tensor.is_complex())
+        constant = number in self._known or stray
+        is_known = constant or not (tensor.is_floating_point() or tensor.is_complex())
         can_be_kept = tensor.numel() <= KNOWN_VALUES and tensor.layout is torch.strided and not tensor.is_meta
-        return Note(number, tensor, tensor.detach().clone() if is_known and can_be_kept else None, stray)
+        value = tensor.detach().clone() if is_known and can_be_kept else None
+        return Note(number, tensor, value, stray=stray, constant=constant)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -185,8 +190,7 @@ class Names(DispatchMode):
         made = func(*args, **(kwargs or {}))
         if self._draws.on and not Recorder.in_norm and (names := _counted_names(func)):
             self.found += names
-            if args and isinstance(args[0], (list, tuple)) and args[0] and isinstance(args[0][0], torch.Tensor):
-                self.found.append(str(len(args[0])))
+            self.found += _told(args)
         return made
 
     def mark(self, name: str) -> None:
@@ -206,9 +210,21 @@ def names_of(ops: list[Op]) -> list[str]:
     found: list[str] = []
     for op in filter(is_counted, ops):
         found += [op.name] if op.func is None else _counted_names(op.func)
-        if op.args and isinstance(op.args[0], list) and op.args[0] and isinstance(op.args[0][0], Note):
-            found.append(str(len(op.args[0])))
+        found += _told(op.args)
     return found
+
+
+def _told(args: Any) -> list[str]:
+    """What else counts of an operation: how many tensors it gets in a list, and which of its first numbers is 0, with
+    which it may do nothing (`roll(x, 0)`)."""
+    first = args[0] if args else None
+    many = [str(len(first))] if isinstance(first, (list, tuple)) and first and _is_tensor(first[0]) else []
+    zeros = [f"0 at {i}" for i, value in enumerate(args) if type(value) in (int, float) and value == 0]
+    return many + zeros + [f"0 at {i}" for i, v in enumerate(args) if isinstance(v, (list, tuple)) and list(v) == [0]]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, Note))
 
 
 def is_counted(op: Op) -> bool:

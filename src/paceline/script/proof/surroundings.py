@@ -119,7 +119,7 @@ def _globals(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
             if name in space and (id(space), name) not in seen:
                 seen.add((id(space), name))
                 value = space[name]
-                if isinstance(value, (*PLAIN, list, dict, set, deque, np.ndarray)) or _is_object(value):
+                if isinstance(value, (*PLAIN, list, dict, set, deque, np.ndarray)) or is_object(value):
                     yield space, name, value
 
 
@@ -160,7 +160,7 @@ def _of_classes(module: nn.Module) -> Iterator[tuple[type, str, Any]]:
                 yield cls, name, value
 
 
-def _is_object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
     """Whether a value is an object of a class of the script's, or of a library: a meter, a schedule, a log."""
     cls = type(value)
     return (
@@ -176,7 +176,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from list(value.items())[:MANY]
     elif isinstance(value, (list, tuple, deque)):
         yield from enumerate(list(value)[-MANY:])
-    elif _is_object(value):
+    elif is_object(value):
         yield from list(vars(value).items())
 
 
@@ -187,7 +187,7 @@ def _keep(held: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
         found[id(held)] = (held, held.copy())
     elif isinstance(held, (list, dict, set, deque)) and len(held) <= side_effects.MOST:
         found[id(held)] = (held, _content(held))
-    if _is_object(held):
+    if is_object(held):
         _keep(vars(held), found, depth)  # also of a dictionary of the script's own class
     for _, inner in _inside(held):
         _keep(inner, found, depth - 1)

@@ -112,7 +112,8 @@ def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group
 def kinds_of_arguments(leaves: list[Any], *, values: bool, sizes: bool) -> Iterator[Any]:
     """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
     the size of the first tensor's first or second dimension; with `sizes`, the shape. For other arguments (a task's
-    name, a flag, the number of a head): the type, and the value as long as there are few plans."""
+    name, a flag, the number of a head): the type, and the value as long as there are few plans. A factor (a float)
+    counts only if it is 0 or 1, with which an operation may do nothing."""
     shape = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
     first, second = shape[:1], shape[1:2]
     for leaf in leaves:
@@ -120,4 +121,5 @@ def kinds_of_arguments(leaves: list[Any], *, values: bool, sizes: bool) -> Itera
             pattern = tuple((size == 1, size in first, size in second) for size in leaf.shape)
             yield leaf.dtype, tuple(leaf.shape) if sizes else pattern
         else:
-            yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)
+            known = (values and isinstance(leaf, VALUES)) or (isinstance(leaf, (int, float)) and leaf in (0, 1))
+            yield (type(leaf), leaf) if known else type(leaf)

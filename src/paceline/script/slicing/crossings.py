@@ -190,10 +190,10 @@ class _Mean(Function):
     def forward(ctx: Any, value: torch.Tensor, divisor: torch.Tensor, group: Group) -> torch.Tensor:
         exact = torch.float64 if value.dtype is torch.float64 else torch.float32
         part = divisor.to(value.device, exact)
-        sums = torch.stack([torch.where(part > 0, value.to(exact), 0) * part, part])
+        sums = torch.stack([torch.where(part > 0, value.to(exact).reshape(()), 0) * part, part])
         group.all_reduce(sums, "a mean over the workers' targets")
         ctx.factor, ctx.group = (part / sums[1] * group.world).to(value.dtype), group
-        return (sums[0] / sums[1]).to(value.dtype)
+        return (sums[0] / sums[1]).to(value.dtype).reshape(value.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:

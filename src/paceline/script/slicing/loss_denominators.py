@@ -8,6 +8,7 @@ cannot be combined.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 
 from paceline.script.patches import all_of, patch
 from paceline.script.proof.recorder import hidden
+from paceline.torch_private import old_reduction
 
 
 class Averages:
@@ -55,6 +57,14 @@ class Averages:
         """The denominator of a returned value; None if the value is not one of the averages taken."""
         return next((divisor for taken, divisor in self._taken if taken is value), None)
 
+    def divisor(self, number: int) -> torch.Tensor | None:
+        """The denominator of the average of this number; None if it was not seen (in compiled code)."""
+        return self._taken[number][1] if number < len(self._taken) else None
+
+    @property
+    def count(self) -> int:
+        return len(self._taken)
+
     def all_count(self) -> bool:
         """Whether every average is one over all targets, each counted once: then it is a mean over rows. False if none
         was seen: a compiled loss, or one that is not torch.nn.functional's."""
@@ -63,18 +73,25 @@ class Averages:
 
     def watch(self, plain: Callable[..., Any], default_ignored: int = -100) -> Callable[..., Any]:
         """Wraps a loss function of torch so that its denominator is noted."""
+        names = tuple(inspect.signature(plain).parameters)
 
         @functools.wraps(plain)
-        def loss(input: torch.Tensor, target: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
-            value = plain(input, target, weight, *args, **kwargs)
-            mean = kwargs.get("reduction", "mean") == "mean" and not args
-            if self.watching and mean and not target.is_floating_point() and not torch.compiler.is_compiling():
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            value = plain(*args, **kwargs)
+            if self.watching and not torch.compiler.is_compiling():
+                note(value, dict(zip(names, args, strict=False)) | kwargs)
+            return value
+
+        def note(value: torch.Tensor, given: dict[str, Any]) -> None:
+            target, weight, reduction = given["target"], given.get("weight"), given.get("reduction", "mean")
+            if (old := (given.get("size_average"), given.get("reduce"))) != (None, None):
+                reduction = old_reduction(*old)
+            if reduction == "mean" and not target.is_floating_point():
                 with hidden():
-                    counted = target != kwargs.get("ignore_index", default_ignored)
+                    counted = target != given.get("ignore_index", default_ignored)
                     divisor = counted.sum() if weight is None else weight[target[counted]].sum()
                     self._taken.append((value, divisor.to(torch.float64)))
                 self._counted.append(counted if weight is None else torch.zeros(1, dtype=torch.bool, device="cpu"))
-            return value
 
         return loss
 

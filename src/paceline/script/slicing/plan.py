@@ -24,6 +24,7 @@ class Role:
     spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
     uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
     order: tuple[int, ...] = ()  # of the dimensions in the memory of the whole output: see `crossings.memory_order`
+    average: int = 0  # the number of the call's cross-entropy of which an average is a copy
 
 
 @dataclass(slots=True)
@@ -37,10 +38,14 @@ class SlicePlan:
     buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call changes depending on its rows
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
     compiled: bool = False  # torch.compile draws its own random numbers
+    reads_state: bool = False  # Python reads values that the module holds: each call is compared with the proof
+    averages: int = 0  # cross-entropies that the call takes
     all_count: bool = False  # a mean over targets is a mean over rows only if no target is ignored
     names: list[str] = field(default_factory=list)  # of the operations that the call makes
     single: bool = False  # proven for single rows
     calls: int = 0  # made with this plan
+    nodes: int | None = None  # of the graph that a call made whose operations were those proven
+    is_doubtful: bool = False  # a call made another number of them: the next one is compared
     batches: set[int] = field(default_factory=set)  # the numbers of rows on which these operations were seen
     sizes: set[tuple[int, ...]] = field(default_factory=set)  # of other dimensions, with which a call was made
 

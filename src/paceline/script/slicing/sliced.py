@@ -53,7 +53,7 @@ from paceline.script.slicing.unfinished import (
     sizes_of,
 )
 from paceline.script.slicing.ways import split_of
-from paceline.torch_private import is_compiled, uncompiled
+from paceline.torch_private import graph_nodes_made, is_compiled, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in an argument's value share a plan
 MOST = 64  # … and then the oldest ones are forgotten
@@ -200,10 +200,14 @@ class SlicedCalls:
         self.averages.begin()
         names = None
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
-        is_due = due or begun.has_new_sizes or not few or self.guards.is_restless(module)
+        is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
+        is_due = is_due or plan.is_doubtful
         if plain is own and not plan.compiled and is_due:  # mods and strategies make operations of their own
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
+        elif plan.all_count:  # a target may be ignored in any call
+            begun.put_back = _state(subject, local, versions)
+        made = graph_nodes_made()
         try:
             with (
                 self._inside(plan, split, plain is own),
@@ -215,10 +219,18 @@ class SlicedCalls:
         finally:
             self.split = None
             self.averages.end()
+        made = graph_nodes_made() - made
         if names is not None and names.found != plan.names and not is_own:
+            if plan.is_doubtful:
+                self._tell_doubt(module)
             raise NotAsProven(_other_operation(plan.names, names.found))
+        # The number of nodes costs nothing, and tells of a branch that nothing in the key shows.
+        plan.is_doubtful = names is None and plan.nodes not in (None, made)
+        plan.nodes = made if names is not None else plan.nodes
         if not is_complete:
             raise NotAsProven("it draws fewer random numbers than when it was tried out")
+        if plain is own and not plan.compiled and self.averages.count != plan.averages:
+            raise NotAsProven("it takes other means over targets than when it was tried out")
         if plan.all_count and not self.averages.all_count():
             raise NotAsProven("it adds another term to a mean over targets of which some are ignored or weighted")
         for attribute in attributes:
@@ -266,6 +278,13 @@ class SlicedCalls:
             output = plain(module, *args, **kwargs)
         self.group.agree()
         return output
+
+    def _tell_doubt(self, module: nn.Module) -> None:
+        name = type(uncompiled(module)).__name__
+        self.group.pulse.notice(
+            f"The module {name} computes otherwise than when it was tried out, by a value that Paceline does not see. "
+            f"So did the call before, whose numbers may not be those of plain Python. To avoid this: --whole {name}"
+        )
 
     def _tell_why(self, module: nn.Module, why: NotSplitError, instead: str) -> None:
         self.refusal = self.refusal or why
@@ -435,7 +454,7 @@ class SlicedCalls:
             if piece.grad_fn is not None and piece.retains_grad:
                 gradients.retain_whole(piece, whole, layout)
             return whole
-        if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
+        if role.kind == "average" and (divisor := self.averages.divisor(role.average)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):

@@ -95,7 +95,7 @@ class StageTensor(torch.Tensor):
             copied = self.team.made(value, self, self.owner, self.device)
             if getattr(self, "_is_param", False):
                 _make_parameter(copied, self.requires_grad)
-            grad = self.grad
+            grad = self.grad if self.is_leaf else None
             copied.grad = None if grad is None else grad.detach().clone()
             memo[id(self)] = copied
         return memo[id(self)]
