@@ -44,9 +44,9 @@ def find(stage: Stage) -> Callable[[], None]:
     changed: list[tuple[Any, dict[str, Any]]] = []
 
     def register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-        with (
-            no_functions_or_modes()
-        ):  # under a function mode (a default device), torch would call `register_hook` again
+        if isinstance(tensor, Rows):
+            return plain_register(tensor, hook)
+        with no_functions_or_modes():  # else a default device, which is a mode, has `register_hook` called again
             return plain_register(tensor, hook)
 
     @functools.wraps(plain_register)
