@@ -26,11 +26,11 @@ LEFT_OUT = ("empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "u
             "geometric", "log_normal", "rrelu", "as_strided", "resize", "batch_norm")  # fmt: skip
 
 
-def ways() -> Iterator[tuple[str, Any, list[Any], Any, tuple[int, ...]]]:
-    """Name, function, leaves of its arguments, their structure, and the leaves that are cut."""
+def ways(every: int) -> Iterator[tuple[str, Any, list[Any], Any, tuple[int, ...]]]:
+    """Of every n-th function: name, function, leaves of its arguments, their structure, and the leaves that are cut."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    for op in op_db:
+    for op in op_db[::every]:
         if torch.float64 not in op.dtypes or any(name in op.name for name in LEFT_OUT):
             continue
         torch.manual_seed(0)
@@ -99,7 +99,7 @@ def test_what_the_proof_finds_of_torchs_functions_holds_for_their_values(every: 
     wrong, told = [], 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, f, leaves, spec, cut in itertools.islice(ways(), 0, None, every):
+        for name, f, leaves, spec, cut in ways(every):
             whole = leaves[cut[0]].shape[0]
             try:
                 found = list(judge(f, leaves, spec, cut))
