@@ -217,14 +217,15 @@ def names_of(ops: list[Op]) -> list[str]:
 def _told(args: Any) -> list[str]:
     """What else counts of an operation: how many tensors it gets in a list, and which of its first numbers is 0, with
     which it may do nothing (`roll(x, 0)`)."""
-    first = args[0] if args else None
-    many = [str(len(first))] if isinstance(first, (list, tuple)) and first and _is_tensor(first[0]) else []
-    zeros = [f"0 at {i}" for i, value in enumerate(args) if type(value) in (int, float) and value == 0]
-    return many + zeros + [f"0 at {i}" for i, v in enumerate(args) if isinstance(v, (list, tuple)) and list(v) == [0]]
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, Note))
+    found: list[str] = []
+    for i, value in enumerate(args):
+        if isinstance(value, (list, tuple)) and value:
+            if isinstance(value[0], (torch.Tensor, Note)) and i == 0:
+                found.append(str(len(value)))
+            value = value[0]
+        if type(value) in (int, float) and value == 0:
+            found.append(f"0 at {i}")
+    return found
 
 
 def is_counted(op: Op) -> bool:
