@@ -585,7 +585,7 @@ def mixing(m: Making) -> Step:
     m.words.append(f"MIXES {kind} × {strength:.0e}, hidden: {hidden}")
     mix: Mixing = lambda x: kinds[kind](x, batch, strength)  # noqa: E731
     m.least = LEAST.get(kind, 0)
-    m.must_refuse = not by_rows and (hidden != "evaluation" or m.evaluations > 0)
+    m.must_refuse = not by_rows and (not m.bf16 or strength > 1e-2) and (hidden != "evaluation" or m.evaluations > 0)
     match hidden:
         case "masked":
             m.is_masked = True
@@ -699,7 +699,7 @@ def make(seed: int) -> Made:
         gather_below=rng.choice([0, None]),
         penalty=rng.random() < 0.2,
         loss="masked" if m.is_masked else "large" if m.is_big else loss,
-        must_refuse=m.must_refuse and max(sizes) >= m.least,
+        must_refuse=m.must_refuse and min(sizes) >= m.least,
         schedule=m.schedule,
     )
 

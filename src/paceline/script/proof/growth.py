@@ -1,9 +1,9 @@
 """Whether a module does to all rows what it does to a few.
 
 A trial on 5 rows says nothing of `y[:8]`, of `torch.arange(len(y)) < 8`, or of `0.5 if len(y) > 8 else 1.0`. So the
-call is made without gradients on 2, on 5 and on all rows. It must make the same operations each time; sizes and numbers
-must grow evenly with the rows, or not at all; and what depends on no sample (a mask, a count) must grow evenly as well,
-or be the same for every row. Two numbers of rows say how something grows, the third says whether it goes on so.
+call is made on 2, on 5 and on all rows, and not walked back. It must make the same operations each time; sizes and
+numbers must grow evenly with the rows, or not at all; and what depends on no sample (a mask, a count) must grow evenly
+as well, or be the same for every row. Two numbers of rows say how something grows, the third whether it goes on so.
 """
 
 from __future__ import annotations

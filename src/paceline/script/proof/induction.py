@@ -262,13 +262,12 @@ def _digest(value: torch.Tensor) -> Any:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of constants, which were computed alike: to the last digits."""
     if one.shape != other.shape:
         return False
-    return (
-        torch.allclose(one.double(), other.double(), rtol=1e-9, atol=0, equal_nan=True)
-        if one.is_floating_point()
-        else torch.equal(one, other)
-    )
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one.double(), other.double(), rtol=4 * torch.finfo(one.dtype).eps, atol=0, equal_nan=True)
 
 
 def _shown(op: Op) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,15 +199,14 @@ class Proof:
     ) -> str:
         """What the module does otherwise to all rows than to a few; empty if there is nothing. `some`: the arguments
         with few rows, and with more, and what prepares the copy for them."""
-        can_have_grad = torch.is_grad_enabled()
-        for grad in (False, True) if can_have_grad else (False,):
-            with torch.set_grad_enabled(grad):
+        for keeps in (_saves_nothing, nullcontext):
+            with keeps():
                 try:
                     few, more = (self._steps(plain, module, *one) for one in some)
                 except Exception:
-                    if grad or not can_have_grad:
+                    if keeps is nullcontext:
                         raise
-                    continue  # it needs gradients: a hook on a tensor, a gradient inside
+                    continue  # it needs what it saved: a gradient inside
                 all_ = self._steps(plain, module, _own(given), _as_it_is)
                 return growth.why_uneven(few, more, all_, None if isinstance(cuts, GraphCuts) else rows)
         return ""
@@ -489,6 +489,15 @@ class _Judge:
             if kind is None:
                 raise CannotTry("it draws other random numbers on other numbers of rows, in a way that cannot be split")
             yield DrawRule(len(drawn[0].shape), kind.dim, kind.of, drawn[0].order)
+
+
+def _saves_nothing() -> AbstractContextManager[Any]:
+    """A graph that is never walked back needs no memory for the whole batch."""
+
+    def asked(nothing: None) -> Any:
+        raise CannotTry("it walks back inside its forward")
+
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, asked)
 
 
 def _as_it_is(copied: nn.Module) -> None:
