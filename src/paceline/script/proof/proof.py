@@ -8,6 +8,7 @@ the line that made it.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -199,27 +200,34 @@ class Proof:
     ) -> str:
         """What the module does otherwise to all rows than to a few; empty if there is nothing. `some`: the arguments
         with few rows, and with more, and what prepares the copy for them."""
-        for keeps in (_saves_nothing, nullcontext):
-            with keeps():
-                try:
-                    few, more = (self._steps(plain, module, *one) for one in some)
-                except Exception:
-                    if keeps is nullcontext:
-                        raise
-                    continue  # it needs what it saved: a gradient inside
-                all_ = self._steps(plain, module, _own(given), _as_it_is)
-                return growth.why_uneven(few, more, all_, None if isinstance(cuts, GraphCuts) else rows)
+        for saving in (_saves_nothing, nullcontext):
+            steps = functools.partial(self._steps, plain, module, saving)
+            try:
+                few, more = (steps(*one) for one in some)
+            except Exception:
+                if saving is nullcontext:
+                    raise
+                continue  # it needs what it saved: a gradient inside
+            return growth.why_uneven(
+                few, more, steps(_own(given), _as_it_is), None if isinstance(cuts, GraphCuts) else rows
+            )
         return ""
 
     def _steps(
-        self, plain: Callable[..., Any], module: nn.Module, given: Any, prepare: Callable[[nn.Module], None]
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        saving: Callable[[], AbstractContextManager[Any]],
+        given: Any,
+        prepare: Callable[[nn.Module], None],
     ) -> Steps:
         """What the module does with these arguments, which it may change."""
         with trial.alone(module) as (copied, _, told), self._draws.rehearsal():
             prepare(copied)
             before, held = surroundings.look(copied)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
-            with Steps(self._draws, [*tensors, *copied.parameters(), *copied.buffers(), *held.values()]) as steps:
+            samples = [*tensors, *copied.parameters(), *copied.buffers(), *held.values()]
+            with saving(), Steps(self._draws, samples) as steps:
                 output = plain(copied, *given[0], **given[1])
             steps.end(output, surroundings.changes(before, surroundings.look(copied)[0]), told())
         return steps

@@ -26,11 +26,12 @@ class Averages:
 
     def __init__(self) -> None:
         self.watching = False
+        self._combines = False  # the averages of parts of the call
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # value, divisor
         self._counted: list[torch.Tensor] = []  # per average, which targets count
 
     def begin(self) -> None:
-        self.watching, self._taken, self._counted = True, [], []
+        self.watching, self._taken, self._counted, self._combines = True, [], [], False
 
     def end(self) -> None:
         self.watching = False
@@ -51,15 +52,20 @@ class Averages:
 
     def take(self, value: torch.Tensor, divisor: torch.Tensor) -> None:
         """Notes an average that was combined from others."""
+        self._combines = True
         self._taken.append((value, divisor))
 
     def divisor_of(self, value: Any) -> torch.Tensor | None:
         """The denominator of a returned value; None if the value is not one of the averages taken."""
         return next((divisor for taken, divisor in self._taken if taken is value), None)
 
-    def divisor(self, number: int) -> torch.Tensor | None:
-        """The denominator of the average of this number; None if it was not seen (in compiled code)."""
-        return self._taken[number][1] if number < len(self._taken) else None
+    def divisor(self, value: Any, number: int) -> torch.Tensor | None:
+        """The denominator of a returned value: of the average that it is, or of the call's average of this number, of
+        which it is a copy. None if none was seen (in compiled code)."""
+        found = self.divisor_of(value)
+        if found is None and number < len(self._taken) and not self._combines:
+            found = self._taken[number][1]
+        return found
 
     @property
     def count(self) -> int:

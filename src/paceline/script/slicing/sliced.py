@@ -454,7 +454,7 @@ class SlicedCalls:
             if piece.grad_fn is not None and piece.retains_grad:
                 gradients.retain_whole(piece, whole, layout)
             return whole
-        if role.kind == "average" and (divisor := self.averages.divisor(role.average)) is not None:
+        if role.kind == "average" and (divisor := self.averages.divisor(piece, role.average)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):
