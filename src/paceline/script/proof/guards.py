@@ -32,7 +32,9 @@ MOST = 4000  # values to compare in each call
 MANY = 1000  # functions of the modules' code
 DEPTH = 3  # of objects in objects
 OFTEN = 3  # changes after which a number is one that changes from call to call
-OF_TORCH = ("training", "p")  # what scripts change in torch's own modules
+# What scripts change in torch's own modules.
+OF_TORCH = ("training", "p", "dim", "reduction", "ignore_index", "label_smoothing", "momentum", "track_running_stats")
+SHORT = 16  # a list of settings
 
 
 class _Values:
@@ -60,13 +62,13 @@ class _Values:
     def now(self, module: nn.Module) -> tuple[Any, ...]:
         if self._times <= OFTEN and any(_get(held, name) is not value for held, name, value in self._holders):
             self._list(module)
-        values = tuple([v if _is_small(v := _get(held, name)) else type(v) for held, name, _ in self._places])
+        values = tuple([_told(_get(held, name)) for held, name, _ in self._places])
         if values != self._last:
             self._note_changes(values)
             self._last = values
         if not self._restless:
-            return values
-        return tuple(_outline(v) if i in self._restless else v for i, v in enumerate(values))
+            return (self._times, *values)
+        return (self._times, *(_outline(v) if i in self._restless else v for i, v in enumerate(values)))
 
     def _note_changes(self, values: tuple[Any, ...]) -> None:
         for i, (value, before) in enumerate(zip(values, self._last, strict=False)):
@@ -117,6 +119,13 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, SMALL) or (type(value) is tuple and all(map(_is_small, value)))
 
 
+def _told(value: Any) -> Any:
+    """What the key has of a value."""
+    if type(value) is list and len(value) <= SHORT:
+        value = tuple(value)
+    return value if _is_small(value) else type(value)
+
+
 def _outline(value: Any) -> Any:
     """What counts of a value that changes from call to call. With a factor of 0 or 1 an operation may do nothing."""
     return (type(value), value if value in (0, 1) else None)
@@ -150,6 +159,7 @@ class _Reach:
                 if name not in OWN:
                     self._follow(value)
         for m in modules:
+            self.holders += [(m._modules, name, child) for name, child in m._modules.items()]
             if type(m).__module__.startswith("torch."):
                 self.places += [(m.__dict__, name, None) for name in OF_TORCH if name in m.__dict__]
                 continue
@@ -188,7 +198,7 @@ class _Reach:
         if (id(held), name) in self._seen:
             return
         self._seen.add((id(held), name))
-        if _is_small(value):
+        if _is_small(value) or type(value) is list:
             self.places.append((held, name, None))
             return
         inside = _inside(value)

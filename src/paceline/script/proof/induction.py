@@ -11,11 +11,26 @@ from paceline.script.proof import known
 from paceline.script.proof.kinds import AVERAGE, MEAN, MIXED, PLACE, SAME, Kind, Parts
 from paceline.script.proof.probing import SHAPE_ONLY, Probe
 from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
-from paceline.torch_private import changes_arguments, is_view
+from paceline.torch_private import arguments_of, changes_arguments, is_view
 
 HOST = ("_local_scalar_dense", "equal", "is_nonzero", "item")
 EMPTY = ("empty", "new_empty", "_empty_affine")
 CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
+# Arguments that say how large a tensor is, or where to cut it.
+SIZES = (
+    "size",
+    "N",
+    "C",
+    "HxW",
+    "start",
+    "end",
+    "length",
+    "split_size",
+    "dim_size",
+    "num_weights",
+    "self_size",
+    "steps",
+)
 INDEXED = ("index", "_unsafe_index", "gather", "index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_add")
 PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "_unsafe_view", "unsqueeze", "squeeze", "lift_fresh")
 SEEDED = torch.Tag.nondeterministic_seeded
@@ -111,12 +126,20 @@ class Induction:
         if op.name.startswith(EMPTY):  # not initialised: what is written to it later decides
             outer = next((kind.outer for kind in given if kind.is_rows), 1)
             return [k if k.dim is None else k._replace(outer=outer) for k in by_shape]
-        if op.name in SHAPE_ONLY and (notes[0][0].number if notes else None) is not None and len(notes) == 1:
+        same_settings = not _differing(ops)
+        if (
+            op.name in SHAPE_ONLY
+            and same_settings
+            and (notes[0][0].number if notes else None) is not None
+            and len(notes) == 1
+        ):
             like = given[0]
             return [
                 k if k.dim is None else k._replace(outer=like.outer if like.dim is not None else 1) for k in by_shape
             ]
         if SEEDED in op.func.tags and not op.name.startswith(CHOICES):
+            if not same_settings:
+                raise CannotTry(f"it draws random numbers for its rows in a way that cannot be split, by {_shown(op)}")
             return self._drawn(op, given, by_shape)
         if MIXED in given:
             return [MIXED] * len(outs)
@@ -135,7 +158,9 @@ class Induction:
         if any(self._along(c).dim is not None and not (op.name in INDEXED and _counts(c[0])) for c in places):
             return [MIXED] * len(outs)  # a pattern of rows may fit to A, B and C by chance
         same = all(a == b == c for a, b, c in columns if not isinstance(a, Note))
-        found = known.judge(op, self.of, known.Results(self.parts, ops), same_numbers=same)
+        found = None
+        if same_settings:
+            found = known.judge(op, self.of, known.Results(self.parts, ops), same_numbers=same)
         moved = same and is_view(op.func) and not changes_arguments(op.func)
         if found is None and moved and given[0].varies and given[0].dim is None:  # the same elements in another shape
             return [given[0]] * len(outs)
@@ -166,6 +191,8 @@ class Induction:
         if any(kind.varies or kind.outer > 1 for kind in given):
             return [MIXED] * len(by_shape)
         placed = op.placed or self._own_draws
+        if op.name == "multinomial" and not given[0].is_rows:  # placed by the rows of its weights
+            placed = False
         if not placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):
             raise CannotTry(f"it draws random numbers for its rows in a way that cannot be split, by {_shown(op)}")
         return by_shape
@@ -250,6 +277,18 @@ def _counts(note: Note) -> bool:
     """Whether a constant is 0, 1, 2 … along one dimension: the rows as they are."""
     value = note.value
     return value is not None and torch.equal(value.flatten(), torch.arange(value.numel(), device=value.device))
+
+
+def _differing(ops: Sequence[Op]) -> bool:
+    """Whether numbers that are no sizes are others in A, B and C: `eps=1 / len(x)`."""
+    op = ops[0]
+    for place, argument in enumerate(arguments_of(op.func)):
+        if argument.name in SIZES:
+            continue
+        given = [step.args[place] if place < len(step.args) else step.kwargs.get(argument.name) for step in ops]
+        if type(given[0]) in (int, float, bool) and not given[0] == given[1] == given[2]:
+            return True
+    return False
 
 
 def _digest(value: torch.Tensor) -> Any:

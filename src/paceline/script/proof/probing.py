@@ -64,18 +64,29 @@ class Probe:
         moves = op.name in MOVES or (is_view(op.func) and not changes_arguments(op.func))
         if varies and not moves and op.name not in RATIONAL and not _is_linear(op, varies):
             return [MIXED] * len(op.outs)
+        if varies and any(isinstance(out, Note) and _is_coarser(out, varies) for out in op.outs):
+            return [MIXED] * len(op.outs)  # whether a number is 0, or its whole part
         ways: list[dict[str, Any]] = [{"distinct": True}]
         if not moves:
             ways = [{"size": 1.0}, {"size": 1e3, "positive": True}, {"size": 1e-3, "varying": 1e10}]
         if any(kind(note).is_rows and not _is_number(note) for note in notes):
             ways.append(ways[0] | {"collide": True})  # which rows an index has in common is the luck of few samples
+        if any(kind(note).is_same and not note.constant and not _is_number(note) for note in notes):
+            ways.append(ways[0] | {"other": True})  # a counter or a flag of the module's, which will change
         found: list[Kind] | None = None
         for seed, way in enumerate(ways):
-            kinds = self._try(ops, kind, seed, way)
+            try:
+                kinds = self._try(ops, kind, seed, way)
+            except (RuntimeError, ValueError, IndexError, NotImplementedError):
+                if "other" not in way:
+                    raise
+                continue  # an index, which must be a valid one
             found = (
                 kinds if found is None else [k if k == other else MIXED for k, other in zip(found, kinds, strict=True)]
             )
-        return found or []
+        by_samples = any(kind(note).is_rows and not _is_number(note) for note in notes)
+        # Integers are those of few samples: that nothing depends on them is luck (`seen[y] = True`).
+        return [MIXED if by_samples and k.is_same else k for k in found or []]
 
     def _try(self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, way: dict[str, Any]) -> list[Kind]:
         try:
@@ -116,6 +127,13 @@ def _is_known(note: Note) -> bool:
 
 def _is_number(note: Note) -> bool:
     return note.dtype.is_floating_point or note.dtype.is_complex
+
+
+def _is_coarser(out: Note, varying: list[Note]) -> bool:
+    """Whether a result has fewer values than what it is made of: a flag of a sum, an integer of a float."""
+    if out.dtype is torch.bool:
+        return True
+    return not _is_number(out) and any(_is_number(note) for note in varying)
 
 
 def _is_linear(op: Op, varying: list[Note]) -> bool:
@@ -162,6 +180,10 @@ class _Numbers:
         if any(note.value is None for note in notes):
             raise RuntimeError("a large tensor of integers is not kept")
         values: list[torch.Tensor] = [note.value.cpu() for note in notes]  # type: ignore[union-attr]
+        if "other" in self._way and kind.is_same and not notes[0].constant:
+            a = values[0]
+            other = ~a if a.dtype is torch.bool else a.flatten().roll(1).view(a.shape) if a.numel() > 1 else a + 1
+            return [other] * 3
         if "collide" not in self._way or not kind.is_rows or not values[0].numel():
             return values
         if values[0].dtype is torch.bool:

@@ -348,6 +348,7 @@ class _Judge:
             tuple(outputs),
             tuple((place, role) for place, role in states if role is not None),
             tuple(buffers),
+            places=frozenset(place for place, value in a.states.items() if isinstance(value, torch.Tensor)),
             draws=tuple(self._rules()),
             reads_state=found.reads_state,
             averages=found.averages,
@@ -455,6 +456,8 @@ class _Judge:
             if id(held) in norms or kind.is_same:
                 continue
             where = f"its buffer {f'{path}.{name}'.lstrip('.')}"
+            if held is None:
+                raise CannotTry(f"it makes {where} in the call, of its rows")
             if kind.name not in ("sum", "mean"):
                 how = self._found.why(number)
                 raise CannotTry(

@@ -4,7 +4,9 @@ call leaves must not depend on the number of rows."""
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +22,12 @@ PLAIN = (str, int, float, bool, bytes, type(None), complex)
 DEPTH = 5
 MANY = 2000  # items of a container that are looked at
 LARGE = 1 << 20  # bytes of an array that is kept
+ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(range(0))))
+_EMPTY = types.CellType()
+CODE = (
+    *(type, nn.Module, torch.Tensor, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
+    *(types.MethodType, functools.partial, torch.jit.ScriptFunction),
+)
 CLOSED = ("torch.utils.data", "builtins", "types", "_", "paceline.")  # modules whose objects are not looked into
 
 
@@ -31,12 +39,24 @@ def keep(module: nn.Module, *, attributes: bool = False) -> Callable[[], None]:
         _keep(held, found, DEPTH)
     for _, _, held in _attributes(module) if attributes else ():
         _keep(held, found, DEPTH)
+    cells = [(cell, cell.cell_contents) for f in _functions(module) for cell in f.__closure__ or () if cell != _EMPTY]
+    for _, held in cells:
+        _keep(held, found, DEPTH)
+    for function in _functions(module):
+        _keep([*(function.__defaults__ or ()), vars(function)], found, DEPTH)
+    iterators = [(space, name, it, copy.copy(it)) for space, name, it in _iterators(module)]
     numbers, globals_of_code = list(_numbers(module)), list(_globals(module))
     classes = [(cls, name, value) for cls, name, value in _of_classes(module)]
 
     def put_back() -> None:
         for container, before in found.values():
             _put(container, before)
+        for cell, held in cells:
+            if cell.cell_contents is not held:
+                cell.cell_contents = held
+        for space, name, iterator, as_it_was in iterators:
+            if iterator.__reduce__() != as_it_was.__reduce__():
+                space[name] = as_it_was
         for path, name, value in numbers:
             owner = side_effects.owner_of(module, path)
             if owner.get(name) is not value:
@@ -106,6 +126,15 @@ def _outside(module: nn.Module) -> Iterator[tuple[Any, Any]]:
         yield (space.get("__name__"), name), held
 
 
+def _iterators(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Of itertools, in variables of the script: `next(steps)`."""
+    spaces = [side_effects.owner_of(module, None), *(space for space, _, _ in _globals(module))]
+    for space in {id(space): space for space in spaces}.values():
+        for name, value in list(space.items()):
+            if isinstance(value, ITERATORS):
+                yield space, name, value
+
+
 def _numbers(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
     return ((path, name, held) for path, name, held in side_effects.outside(module) if isinstance(held, PLAIN))
 
@@ -165,8 +194,7 @@ def is_object(value: Any) -> bool:
     cls = type(value)
     return (
         hasattr(value, "__dict__")
-        and not isinstance(value, (type, nn.Module, torch.Tensor))
-        and not callable(value)
+        and not isinstance(value, CODE)
         and (cls.__module__ == "__main__" or not cls.__module__.startswith(CLOSED))
     )
 

@@ -90,6 +90,7 @@ def run(
         traced.given = [recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         attributes, generators = side_effects.look(copied), Generators(copied)
         memory, before_call = surroundings.look(copied)
+        weights = {name: recorder.number(p) for name, p in named.items() if not is_lazy(p)}
         before, python = (generators.digest(), _numpy_position()), rng.python_digest()
         numpy_draws = draws.numpy_draws
         containers = Containers(given)
@@ -120,6 +121,9 @@ def run(
             for name, buffer in m._buffers.items()
             if buffer is not None and not is_lazy(buffer)
         }
+        for name, parameter in copied.named_parameters():
+            if not is_lazy(parameter) and weights.get(name) != recorder.number(parameter):
+                traced.kept[f"the parameter {name}"] = recorder.number(parameter)
         traced.memory = surroundings.changes(memory, values)
         if torch.is_grad_enabled():
             _go_back(traced, recorder, named, leaves)

@@ -42,6 +42,7 @@ from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
     Attribute,
@@ -160,6 +161,8 @@ class SlicedCalls:
     ) -> Any:
         given = (args, kwargs)
         leaves = tree.leaves(given)
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in leaves):
+            return self._call_whole(plain, module, given, None)
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
         single = _rows(leaves, self._prove.batch_dim) < 2 * self.group.world
@@ -198,13 +201,14 @@ class SlicedCalls:
         rows = rows_in(leaves, plan.cuts, split)
         versions = versions_of(local, rows)
         self.averages.begin()
-        names = None
+        names, places = None, dict[Place, Any]()
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
         is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
         is_due = is_due or plan.is_doubtful
         if plain is own and not plan.compiled and is_due:  # mods and strategies make operations of their own
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
+                places = side_effects.look(subject)
         elif plan.all_count:  # a target may be ignored in any call
             begun.put_back = _state(subject, local, versions)
         made = graph_nodes_made()
@@ -224,6 +228,8 @@ class SlicedCalls:
             if plan.is_doubtful:
                 self._tell_doubt(module)
             raise NotAsProven(_other_operation(plan.names, names.found))
+        if names is not None and _tensors(side_effects.changed(subject, places)) != plan.places:
+            raise NotAsProven("it leaves tensors in other attributes than when it was tried out")
         # The number of nodes costs nothing, and tells of a branch that nothing in the key shows.
         plan.is_doubtful = names is None and plan.nodes not in (None, made)
         plan.nodes = made if names is not None else plan.nodes
@@ -461,6 +467,10 @@ class SlicedCalls:
             return crossings.blend(piece, weight, self.group)
         value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
         return type(piece)(round(value) if isinstance(piece, int) else value)
+
+
+def _tensors(left: dict[Place, Any]) -> frozenset[Place]:
+    return frozenset(place for place, value in left.items() if isinstance(value, torch.Tensor))
 
 
 def _is_due(call: int) -> bool:
