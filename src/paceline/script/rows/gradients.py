@@ -18,8 +18,8 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from paceline.script.rows.layout import Layout
+from paceline.script.rows.origins import origin
 from paceline.script.rows.tensor import KNOWN, Rows, make_plain
-from paceline.script.slicing import crossings
 
 
 def whole_gradient(grad: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -34,24 +34,25 @@ def register_hook(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def hook_gathered(output: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
     """A hook on an output that was gathered; None if this tensor is none."""
-    found = crossings.behind_gather(output)
+    found = origin(output)
     if found is None:
         return None
-    edge, dim, split = found
-    rows_hook = _of_batch(hook, Layout(split, dim))
+    edge, layout = found
+    rows_hook = _of_batch(hook, layout)
 
     def before(grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
-        grad = grads[edge.output_nr]
-        changed = None if grad is None else rows_hook(grad)
+        changed = rows_hook(grads[edge.output_nr])
         return None if changed is None else (*grads[: edge.output_nr], changed, *grads[edge.output_nr + 1 :])
 
     return edge.node.register_prehook(before)
 
 
-def _of_batch(hook: Callable[[torch.Tensor], Any], layout: Layout) -> Callable[[torch.Tensor], Any]:
+def _of_batch(hook: Callable[[torch.Tensor], Any], layout: Layout) -> Callable[[torch.Tensor | None], Any]:
     """The hook on own rows that does what a hook on the whole output does."""
 
-    def of_batch(grad: torch.Tensor) -> Any:
+    def of_batch(grad: torch.Tensor | None) -> Any:
+        if grad is None:  # the loss does not depend on the output, but the graph has an edge to it
+            return None
         found = hook(whole_gradient(grad, layout))
         if found is None:
             return None
@@ -100,7 +101,7 @@ def own_of(tensor: torch.Tensor) -> torch.Tensor | GradientEdge:
     """That for whose gradient to ask autograd, given the tensor that the script asks for."""
     if isinstance(tensor, Rows):
         return tensor.local
-    found = crossings.behind_gather(tensor)
+    found = origin(tensor)
     return tensor if found is None else found[0]
 
 
@@ -110,8 +111,8 @@ def whole_of(grad: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | 
         return None
     if isinstance(tensor, Rows):
         return whole_gradient(grad, tensor.rows)
-    found = crossings.behind_gather(tensor)
-    return grad if found is None else whole_gradient(grad, Layout(found[2], found[1]))
+    found = origin(tensor)
+    return grad if found is None else whole_gradient(grad, found[1])
 
 
 KNOWN[torch.Tensor.register_hook] = register_hook

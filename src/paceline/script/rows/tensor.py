@@ -21,6 +21,7 @@ import torch
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.rows.layout import Layout
+from paceline.script.rows.origins import Arrivals, joined, remember
 from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -165,13 +166,23 @@ def _become_plain(rows: Rows) -> None:
     # The script may meet an unknown function under no_grad (a metric), and compute its loss afterwards.
     graph = any(member.local.requires_grad for member in alive)
     with torch.inference_mode(not graph and torch.is_inference_mode_enabled()), torch.set_grad_enabled(graph):
-        if family is None or len(alive) == 1:
-            wholes = [rows.whole()]
-        else:
-            first = family.layout.gather(family.local)
-            wholes = [_replayed(member, first) for member in alive]
+        wholes = [rows.whole()] if family is None or len(alive) == 1 else _wholes_of(family, alive)
     for member, whole in zip(alive, wholes, strict=True):
+        remember(whole, member.local, member.rows)
         _exchange(member, whole)
+
+
+def _wholes_of(family: Family, alive: list[Rows]) -> list[torch.Tensor]:
+    """The wholes of a family's members: views of the first one's."""
+    views = [member for member in alive if member.steps and member.local.requires_grad]
+    arrivals = Arrivals([view.rows for view in views])
+    first = family.layout.gather(joined(family.local, [view.local for view in views], arrivals))
+    wholes = [_replayed(member, first) for member in alive]
+    for member, whole in zip(alive, wholes, strict=True):
+        number = next((i for i, view in enumerate(views) if view is member), None)
+        if number is not None:
+            arrivals.divert(number, whole)
+    return wholes
 
 
 def _replayed(member: Rows, whole: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
-from torch.autograd.graph import GradientEdge
 
 from paceline.comm.group import Group
 
@@ -237,16 +236,6 @@ class _ReduceInside(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _ReduceInside.apply(grad, ctx.group), None
-
-
-def behind_gather(whole: torch.Tensor) -> tuple[GradientEdge, int, Split] | None:
-    """Where the graph has the own rows of which `gather` made this tensor, and which they are."""
-    node: Any = whole.grad_fn
-    if not issubclass(getattr(type(node), "_forward_cls", type(None)), _Gather):
-        return None
-    ((narrow, _), *_) = node.next_functions  # `gather` leaves out a borrowed row
-    ((rows, number), *_) = narrow.next_functions
-    return GradientEdge(rows, number), node.dim, node.split
 
 
 def is_crossing(node: Any) -> bool:

@@ -26,6 +26,7 @@ from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.recorder import Names
 from paceline.script.redo import ModuleState, Redo
+from paceline.script.rows import origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
@@ -457,6 +458,7 @@ class SlicedCalls:
         if role.kind == "rows":
             layout = _layout(piece, role, split)
             whole = layout.gather(piece)
+            origins.remember(whole, piece, layout)
             if piece.grad_fn is not None and piece.retains_grad:
                 gradients.retain_whole(piece, whole, layout)
             return whole
