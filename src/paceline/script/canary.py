@@ -44,7 +44,7 @@ BY_NAME: set[tuple[Any, str]] = {
     (torch.optim.Optimizer, "__init__"),  # called by every optimizer; trying it would import torch._dynamo
     (torch.autograd, "grad"),
     (torch.autograd.Function, "apply"),
-    *((torch.Tensor, name) for name in ("item", "__float__", "register_hook", "retain_grad")),
+    *((torch.Tensor, name) for name in ("item", "__float__", "register_hook", "retain_grad", "retains_grad")),
     *(
         (torch.Tensor, name)
         for name in ("bernoulli", "multinomial", "geometric_", "log_normal_", "random_", "bernoulli_")

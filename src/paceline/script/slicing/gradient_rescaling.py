@@ -25,7 +25,7 @@ from torch.autograd import Function
 
 from paceline.script.patches import all_of, patch
 from paceline.script.proof.recorder import mark
-from paceline.script.rows.gradients import hook_gathered, retain_gathered
+from paceline.script.rows.gradients import hook_gathered, retain_gathered, retains_gathered
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.backward_hooks import is_the_scripts
@@ -41,6 +41,7 @@ NOT_THE_SCRIPTS = ("torch.", "paceline.")
 def find(stage: Stage) -> Callable[[], None]:
     """Installs the patches; returns a function that removes them. Only with several workers."""
     plain_register, retain, apply = torch.Tensor.register_hook, torch.Tensor.retain_grad, Function.__dict__["apply"]
+    retains: Any = torch.Tensor.retains_grad
     changed: list[tuple[Any, dict[str, Any]]] = []
 
     def register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
@@ -64,6 +65,9 @@ def find(stage: Stage) -> Callable[[], None]:
     def retain_grad(self: torch.Tensor) -> None:
         if stage.views.split_of_call is not None or isinstance(self, Rows) or not retain_gathered(self):
             retain(self)
+
+    def retains_grad(self: torch.Tensor) -> bool:
+        return bool(retains.__get__(self)) or (not isinstance(self, Rows) and retains_gathered(self))
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Rows) for value in args):
@@ -90,6 +94,7 @@ def find(stage: Stage) -> Callable[[], None]:
             restore,
             patch(torch.Tensor, "register_hook", register_hook),
             patch(torch.Tensor, "retain_grad", retain_grad),
+            patch(torch.Tensor, "retains_grad", property(retains_grad)),
             patch(Function, "apply", classmethod(apply_with_mark)),
         ]
     )
