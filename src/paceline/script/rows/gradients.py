@@ -109,6 +109,8 @@ def register_hook(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     me, hook = args
     if not me.local.requires_grad:
         return NotImplemented  # torch raises
+    if me.family is not None and me.steps:
+        me.family.hooked = True
     return _listeners(get_gradient_edge(me.local), me.rows, me.local).add(hook)
 
 
@@ -124,6 +126,7 @@ def retain_grad(f: Callable[..., Any], args: Any, kwargs: Any) -> None:
     if not local.requires_grad:
         return NotImplemented
     make_plain(me)  # the script's variable keeps the gradient
+    origin(me)  # from now on all of the gradient arrives at own rows
     retain_whole(local, me, layout)
 
 

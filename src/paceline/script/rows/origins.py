@@ -4,7 +4,8 @@ Terms of a loss that a script computes before an output becomes plain reach the 
 terms reach them through the gathered tensor. So all of an output's gradient arrives at its own rows, and only there.
 
 A view becomes plain as a view of the gathered output, because a change in place must be seen through both. Its
-gradient would go to the output's own rows and pass by its own: `joined` and `divert` send the gradient there.
+gradient goes to the output's own rows and passes by its own. Where a script asks for gradients of a view, `joined` and
+`Arrivals` send the gradients of all views to their own rows.
 """
 
 from __future__ import annotations
@@ -22,32 +23,43 @@ from paceline.script.slicing import crossings
 KEY = "paceline: own rows"  # in the metadata of a gathered tensor's node
 
 
-def remember(whole: torch.Tensor, local: torch.Tensor, layout: Layout) -> None:
+def remember(whole: torch.Tensor, local: torch.Tensor, layout: Layout, arrivals: Arrivals | None = None) -> None:
     """Notes that `whole` was gathered from these rows. The note ends with a change in place, which makes a new node."""
     node: Any = whole.grad_fn
     if node is not None and local.requires_grad:
-        node.metadata[KEY, whole.output_nr] = get_gradient_edge(local), layout
+        node.metadata[KEY, whole.output_nr] = get_gradient_edge(local), layout, arrivals
 
 
 def origin(whole: torch.Tensor) -> tuple[GradientEdge, Layout] | None:
-    """Where the graph has the own rows from which this tensor was gathered; None if the tensor was not."""
+    """Where the graph has the own rows from which this tensor was gathered; None if the tensor was not. From now on all
+    of the tensor's gradient arrives there."""
     node: Any = whole.grad_fn
-    return None if node is None else node.metadata.get((KEY, whole.output_nr))
+    found = None if node is None else node.metadata.get((KEY, whole.output_nr))
+    if found is None:
+        return None
+    edge, layout, arrivals = found
+    if arrivals is not None:
+        arrivals.wanted = True
+    return edge, layout
 
 
 class Arrivals:
-    """The gradients that have reached gathered views in the backward that runs."""
+    """The gradients that have reached an output's gathered views in the backward that runs. If they are not `wanted`,
+    they take torch's own way through the gathered output, so that hooks on its node see them."""
 
-    __slots__ = ("grads", "layouts")
+    __slots__ = ("grads", "layouts", "wanted")
 
-    def __init__(self, layouts: Sequence[Layout]) -> None:
-        self.layouts, self.grads = layouts, list[torch.Tensor | None]([None] * len(layouts))
+    def __init__(self, layouts: Sequence[Layout], wanted: bool) -> None:
+        self.layouts, self.wanted = layouts, wanted
+        self.grads = list[torch.Tensor | None]([None] * len(layouts))
 
     def divert(self, number: int, view: torch.Tensor) -> None:
-        """From now on the gradient of this gathered view goes to its own rows."""
+        """From now on the gradient of this gathered view goes to its own rows, if it is wanted."""
         place = view.output_nr
 
-        def after(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[None, ...]:
+        def after(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> tuple[None, ...] | None:
+            if not self.wanted:
+                return None
             self.grads[number] = grad_outputs[place]
             return (None,) * len(grad_inputs)
 

@@ -37,11 +37,12 @@ class Family:
     """The tensors that share memory with one output: itself and its views. When one of them becomes plain, all do, so
     that a change in place is still seen through each."""
 
-    __slots__ = ("layout", "local", "members")
+    __slots__ = ("hooked", "layout", "local", "members")
 
     def __init__(self, first: Rows) -> None:
         self.local, self.layout = first.local, first.rows
         self.members: list[weakref.ref[Rows]] = [weakref.ref(first)]
+        self.hooked = False  # a view has a hook, which must see all of its gradient
 
 
 class Rows(torch.Tensor):
@@ -105,7 +106,12 @@ class Rows(torch.Tensor):
     device = property(lambda self: self.local.device)
     is_cuda = property(lambda self: self.local.is_cuda)
     is_leaf = property(lambda self: self.local.is_leaf)
-    grad_fn = property(lambda self: self.local.grad_fn)
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """A script that asks for the node may put hooks on it, which must see the whole gradient: the tensor becomes
+        plain."""
+        return None if self.local.grad_fn is None else make_plain(self).grad_fn
 
     @property
     def requires_grad(self) -> bool:
@@ -166,22 +172,29 @@ def _become_plain(rows: Rows) -> None:
     # The script may meet an unknown function under no_grad (a metric), and compute its loss afterwards.
     graph = any(member.local.requires_grad for member in alive)
     with torch.inference_mode(not graph and torch.is_inference_mode_enabled()), torch.set_grad_enabled(graph):
-        wholes = [rows.whole()] if family is None or len(alive) == 1 else _wholes_of(family, alive)
+        if family is not None and len(alive) > 1:
+            wholes = _wholes_of(family, alive)
+        else:
+            wholes = [rows.whole()]
+            remember(wholes[0], rows.local, rows.rows)
     for member, whole in zip(alive, wholes, strict=True):
-        remember(whole, member.local, member.rows)
         _exchange(member, whole)
 
 
 def _wholes_of(family: Family, alive: list[Rows]) -> list[torch.Tensor]:
     """The wholes of a family's members: views of the first one's."""
     views = [member for member in alive if member.steps and member.local.requires_grad]
-    arrivals = Arrivals([view.rows for view in views])
+    arrivals = Arrivals([view.rows for view in views], wanted=family.hooked)
     first = family.layout.gather(joined(family.local, [view.local for view in views], arrivals))
-    wholes = [_replayed(member, first) for member in alive]
-    for member, whole in zip(alive, wholes, strict=True):
-        number = next((i for i, view in enumerate(views) if view is member), None)
-        if number is not None:
+    wholes, number = [], 0
+    for member in alive:
+        whole = _replayed(member, first)
+        is_view = bool(member.steps) and member.local.requires_grad
+        remember(whole, member.local, member.rows, arrivals if is_view else None)
+        if is_view:
             arrivals.divert(number, whole)
+            number += 1
+        wholes.append(whole)
     return wholes
 
 
