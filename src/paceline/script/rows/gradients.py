@@ -168,6 +168,15 @@ def own_of(tensor: torch.Tensor) -> torch.Tensor | GradientEdge:
     return tensor if found is None else found[0]
 
 
+def kept_in(tensor: torch.Tensor) -> torch.Tensor | GradientEdge:
+    """That which to name as an input of a backward, given the tensor that the script names. The tensor keeps the
+    gradient, as in torch."""
+    if isinstance(tensor, torch.Tensor) and (isinstance(tensor, Rows) or origin(tensor) is not None):
+        tensor.retain_grad()
+        return own_of(tensor)
+    return tensor
+
+
 def whole_of(grad: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
     """The gradient that the script asks for, given that of `own_of(tensor)`."""
     if grad is None:

@@ -45,7 +45,7 @@ from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.errors import PacelineError
 from paceline.script import tree
-from paceline.script.rows.gradients import own_of, whole_of
+from paceline.script.rows.gradients import kept_in, own_of, whole_of
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams import membership
 from paceline.script.seams.split_count import SplitCount
@@ -216,6 +216,9 @@ class Stage:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         make_plain(losses)
+        if self.rows.world > 1 and rest.get("inputs") is not None:
+            named = rest["inputs"]
+            rest = rest | {"inputs": [kept_in(t) for t in ([named] if isinstance(named, torch.Tensor) else named)]}
         crossed = self.rows.crossed
         plain = self.around("around_backward", plain)
         self.ending.check()
