@@ -52,6 +52,14 @@ def view_of_gathered(out):
     return out + flat.view(B, T, V) + first.unsqueeze(1)
 
 
+def attribute(out):
+    out.weight = 5.0
+    first = out[:, 0]
+    first.label = "first"
+    out.quantile(0.5)
+    return out.sum() * out.weight + len(first.label)
+
+
 def masked(out):
     out = out * 1
     out[out < 0] = 0
@@ -158,6 +166,7 @@ KEPT = {
     "sum": lambda o: o.sum(),
     "mean": lambda o: torch.mean(o) + o.mean(0).square().sum() + o.sum((0, 1)).tanh().sum(),
     "any": lambda o: (o > 0).any().double() + (o < 100).all().double() + (o > 0).sum() + o.sum(),
+    "no dimensions": lambda o: o.sum(dim=()) + o.mean(dim=[]) + torch.sum(o, []) + o.nansum(dim=[]),
     "cross entropy": lambda o: F.cross_entropy(o.view(-1, V), flat),
     "cross entropy in classes first": lambda o: F.cross_entropy(o.transpose(1, 2), labels),
     "weighted": lambda o: F.cross_entropy(o.view(-1, V), flat, weight=weight, label_smoothing=0.1),
@@ -196,6 +205,8 @@ GATHERED = {
     "rows by mask": lambda o: o[mask].mean(),
     "pairs": lambda o: torch.cdist(o[:, 0], o[:, 1]).mean() + (o.flatten(1) @ o.flatten(1).T).mean(),
     "all by all": lambda o: o.var() + o.max() + o.norm(),
+    "any along no dimension": lambda o: (o * torch.any(o, dim=()) * (o > 0).all(dim=[])).sum(),
+    "attribute": attribute,
     "along rows": lambda o: o.softmax(0).square().sum() + o.cumsum(0).mean(),
     "retained": retained,
     "function": lambda o: Double.apply(o).sum(),

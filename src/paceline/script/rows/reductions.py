@@ -36,7 +36,9 @@ def along(name: str, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     dim = args[position] if len(args) > position else kwargs.get("dim", default)
     if isinstance(dim, torch.Tensor):  # torch.max(a, b)
         return several(f, args, kwargs)
-    if dim is None or dim is EVERY or dim == () or isinstance(dim, bool):
+    if name in ("any", "all") and dim in ((), []):
+        return NotImplemented  # torch takes no dimension for none here, and for all of them elsewhere
+    if dim is None or dim is EVERY or dim in ((), []) or isinstance(dim, bool):
         dims = set(range(me.dim()))
     elif isinstance(dim, (tuple, list)):
         dims = {d % me.dim() for d in dim}

@@ -209,5 +209,6 @@ def _exchange(rows: Rows, whole: torch.Tensor) -> None:
     """The object `rows` becomes the tensor `whole`. As torch.utils.swap_tensors, which refuses a tensor that has
     views."""
     rows.__class__, whole.__class__ = torch.Tensor, Rows  # type: ignore[assignment]
-    rows.__dict__, whole.__dict__ = whole.__dict__, rows.__dict__
+    given = {name: value for name, value in rows.__dict__.items() if name not in Rows.__annotations__}
+    rows.__dict__, whole.__dict__ = whole.__dict__ | given, rows.__dict__
     swap_tensor_impl(rows, whole)
