@@ -59,11 +59,22 @@ def _along_other(me: Rows, made: torch.Tensor, dims: set[int]) -> Rows:
 
 
 def _sum(f: Callable[..., Any], me: Rows, args: Any, kwargs: Any) -> torch.Tensor:
-    return crossings.blend(f(me.local, *args[1:], **kwargs), 1.0, me.rows.split.group)
+    return _blended(f, me, args, kwargs, 1.0)
 
 
 def _mean(f: Callable[..., Any], me: Rows, args: Any, kwargs: Any) -> torch.Tensor:
-    return crossings.blend(f(me.local, *args[1:], **kwargs), me.rows.split.share, me.rows.split.group)
+    return _blended(f, me, args, kwargs, me.rows.split.share)
+
+
+def _blended(f: Callable[..., Any], me: Rows, args: Any, kwargs: Any, weight: float) -> torch.Tensor:
+    group = me.rows.split.group
+    if me.dtype in crossings.HALF and kwargs.get("dtype") is None:
+        # Autocast and counts may give another dtype.
+        dtype = f(me.local.detach().new_zeros((1,) * me.dim()), *args[1:], **kwargs).dtype
+        if dtype in crossings.HALF:
+            exact = f(me.local, *args[1:], **kwargs | {"dtype": torch.float32})
+            return crossings.blend(exact, weight, group, dtype)
+    return crossings.blend(f(me.local, *args[1:], **kwargs), weight, group)
 
 
 def _any(f: Callable[..., Any], me: Rows, args: Any, kwargs: Any) -> torch.Tensor:

@@ -27,6 +27,8 @@ from torch.autograd import Function
 
 from paceline.comm.group import Group
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -103,10 +105,13 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return torch.empty_permuted(tensor.shape, tuple(order), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over workers of `weight · value`; a worker with weight 0.0 adds nothing, even if its value is NaN.
-    Integers need the weight 1.0 or 0.0."""
-    return _shown_as(_Blend, value).apply(value, weight, group)
+def blend(
+    value: torch.Tensor, weight: float | torch.Tensor, group: Group, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """The sum over workers of `weight · value`, of the value's dtype unless another is given; a worker with weight 0.0
+    adds nothing, even if its value is NaN. Integers need the weight 1.0 or 0.0. Values of 16 bits are added up in 32,
+    and rounded once."""
+    return _shown_as(_Blend, value).apply(value, weight, group, dtype)
 
 
 def mean(value: torch.Tensor, divisor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -168,20 +173,23 @@ class _Gather(Function):
 
 class _Blend(Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
+    def forward(
+        ctx: Any, value: torch.Tensor, weight: float | torch.Tensor, group: Group, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         ctx.factor, ctx.group = weight * group.world, group
         if not value.dtype.is_floating_point and not value.is_complex():
             total = _sum_of_integers(value, weight, group)
             ctx.mark_non_differentiable(total)
             return total
-        total = torch.zeros_like(value) if _is_zero(weight) else value * weight
+        exact = value.float() if value.dtype in HALF else value
+        total = torch.zeros_like(exact) if _is_zero(weight) else exact * weight
         group.all_reduce(total, "a model's returned value")
-        return total
+        return total.to(dtype or value.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         ctx.group.crossed += 1
-        return share(grad, ctx.group) * ctx.factor, None, None
+        return share(grad, ctx.group) * ctx.factor, None, None, None
 
 
 class _Mean(Function):
