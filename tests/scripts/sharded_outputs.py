@@ -60,6 +60,19 @@ def attribute(out):
     return out.sum() * out.weight + len(first.label)
 
 
+def assigned(out):
+    out = out * 1
+    out[:, :] = target.unsqueeze(0).unsqueeze(0) * out.sum()
+    out[:, 1] = torch.ones(1, 1, 1, V) * scale
+    out[:, 2] = 3
+    out[:, :, 1] = 0.25
+    try:
+        out[:, 0, 0] = [1.0] * B
+    except TypeError:
+        out = out * 2
+    return out
+
+
 def masked(out):
     out = out * 1
     out[out < 0] = 0
@@ -216,8 +229,12 @@ GATHERED = {
     "deepcopy": lambda o: copy.deepcopy(o.detach()).sum() + pickle.loads(pickle.dumps(o.detach())).sum() + o.sum(),
     "saved": saved,
     "text": lambda o: len(f"{o} {o!r}") * 0 + o.sum(),
+    "assigned": assigned,
     "views of gathered": view_of_gathered,
     "into a plain tensor": lambda o: torch.zeros(B, T, V).add_(o).sum(),
+    "copied": lambda o: torch.tensor(o).sum() + torch.tensor([o.sum()]).sum() + o.quantile(0.5),
+    "variable": lambda o: torch.autograd.Variable(o, requires_grad=True).sum() * 2 + o.sum(),
+    "mapped": lambda o: torch.vmap(lambda row: (row * vector).sum())(o).sum() + torch.func.vmap(torch.sin)(o).sum(),
     "einsum": lambda o: torch.einsum("btv,v->bt", o, vector).sum(),
     "vmap": lambda o: torch.vmap(lambda row: row.sum())(o.detach() * 1).sum() + o.sum(),
     "dropout": lambda o: F.dropout(o, 0.3).sum(),

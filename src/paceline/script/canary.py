@@ -43,6 +43,8 @@ BY_NAME: set[tuple[Any, str]] = {
     (torch.utils.checkpoint, "checkpoint"),
     (torch.optim.Optimizer, "__init__"),  # called by every optimizer; trying it would import torch._dynamo
     (torch.autograd, "grad"),
+    (type(torch.autograd.Variable), "__call__"),
+    *((owner, "vmap") for owner in (torch, torch.func)),
     (torch.autograd.Function, "apply"),
     *((torch.Tensor, name) for name in ("item", "__float__", "register_hook", "retain_grad", "retains_grad")),
     *(

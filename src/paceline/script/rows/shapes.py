@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.script.rows.elementwise import in_place, is_contiguous, knows, operand
+from paceline.script.rows.elementwise import NUMBERS, in_place, is_contiguous, knows, operand
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import KNOWN, Rows, Step
 
@@ -135,13 +135,22 @@ def setitem(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not _is_basic(index):
         return NotImplemented
     part = getitem(torch.Tensor.__getitem__, (me, index), {})
-    if part is NotImplemented or in_place(torch.Tensor.copy_, (part, _as_tensor(value, part)), {}) is NotImplemented:
+    fitting = NotImplemented if part is NotImplemented else _fitting(value, part)
+    if fitting is NotImplemented or in_place(torch.Tensor.copy_, (part, fitting), {}) is NotImplemented:
         return NotImplemented
     return None
 
 
-def _as_tensor(value: Any, part: Rows) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else part.local.new_tensor(value)
+def _fitting(value: Any, part: Rows) -> Any:
+    """A value to be assigned, as a tensor without leading dimensions of size 1, which torch drops; NotImplemented if
+    the whole tensor must be asked, which may raise."""
+    if isinstance(value, NUMBERS):
+        return part.local.new_tensor(value)
+    if not isinstance(value, torch.Tensor) or (isinstance(value, Rows) and value.dim() > part.dim()):
+        return NotImplemented
+    while value.dim() > part.dim() and value.shape[0] == 1:
+        value = value[0]
+    return value if value.dim() <= part.dim() else NotImplemented
 
 
 def _is_basic(index: Any) -> bool:

@@ -85,7 +85,8 @@ class Rows(torch.Tensor):
     ) -> Any:
         """Reached only by code that calls torch from C++: below autograd, where no gradient could be kept."""
         given = (args, kwargs or {})
-        if any(isinstance(leaf, Rows) and leaf.local.requires_grad for leaf in tree.leaves(given)):
+        keeps_none = f is torch.ops.aten.detach.default  # as of `torch.tensor(output)`
+        if not keeps_none and any(isinstance(x, Rows) and x.local.requires_grad for x in tree.leaves(given)):
             raise ScriptError(
                 f"{f} was called from compiled code with a model's output, whose rows are on all workers: its gradient "
                 "would be lost.",

@@ -85,7 +85,24 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         table.find(stage.views.draws),
         gradient_rescaling.find(stage),
         direct_forward.find(stage, partial(_is_seam, stage)),
+        patch(type(torch.autograd.Variable), "__call__", _makes_variable),
+        *(patch(owner, "vmap", _maps(torch.vmap)) for owner in (torch, torch.func)),
     ]
+
+
+def _makes_variable(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.Variable(output)` is C++, which does not ask."""
+    make_plain((args, kwargs))
+    return type.__call__(cls, *args, **kwargs)
+
+
+def _maps(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def vmap(*args: Any, **kwargs: Any) -> Any:
+        mapped = plain(*args, **kwargs)
+        return mapped if torch.compiler.is_compiling() else _given_plain_tensors(mapped)
+
+    return vmap
 
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +155,8 @@ def _traces(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _given_plain_tensors(compiled: Any) -> Any:
-    """Compiled code outside a sliced call (a compiled loss) gets plain tensors: it cannot be traced with own rows."""
+    """Compiled code outside a sliced call (a compiled loss) and a mapped function get plain tensors: these cannot be
+    traced with own rows."""
     if isinstance(compiled, nn.Module):
         if next(compiled.parameters(), None) is None:
             compiled.register_forward_pre_hook(lambda _, args, kwargs: _make_plain(args, kwargs), with_kwargs=True)
