@@ -304,7 +304,9 @@ class Views:
 
     def _size(self, value: Any) -> int:
         dim, leaf = self.stage.run.batch_dim, tree.first_tensor(value)
-        return 0 if leaf is None or leaf.is_nested else int(leaf.shape[dim if leaf.dim() > dim else 0])
+        if leaf is None or (type(leaf) is torch.Tensor and leaf.is_nested):
+            return 0
+        return int(leaf.shape[dim if leaf.dim() > dim else 0])
 
     def warn(self, text: str) -> None:
         """A notice, once."""
