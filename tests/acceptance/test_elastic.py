@@ -73,12 +73,12 @@ NONE = "def here(place): pass"
 # A worker kills itself when it comes to a place for the given time.
 AT_A_PLACE = """
 from paceline.settings import of_this_process
-times = 0
+from collections import deque
+times = deque()  # a number would be one by which the model may branch, another one on each worker
 def here(place):
-    global times
     if of_this_process().rank in {ranks} and place == {place!r}:
-        times += 1
-        if times == {times}:
+        times.append(place)
+        if len(times) == {times}:
             os.kill(os.getpid(), signal.SIGKILL)
 """
 # Notes who was lost, at the seam on_membership.

@@ -47,6 +47,7 @@ class _Values:
         self._changes: dict[int, int] = {}
         self._restless: set[int] = set()
         self._times = 0  # that they were listed
+        self._classes: tuple[str, ...] = ()  # the script may replace a child
         self._list(module)
 
     def _list(self, module: nn.Module) -> None:
@@ -54,6 +55,7 @@ class _Values:
         self._places, self._holders = found.places[:MOST], found.holders
         self._last, self._changes, self._restless = (), {}, set()
         self._times += 1
+        self._classes = tuple(type(m).__qualname__ for m in module.modules())
 
     @property
     def is_restless(self) -> bool:
@@ -67,8 +69,8 @@ class _Values:
             self._note_changes(values)
             self._last = values
         if not self._restless:
-            return (self._times, *values)
-        return (self._times, *(_outline(v) if i in self._restless else v for i, v in enumerate(values)))
+            return (self._classes, *values)
+        return (self._classes, *(_outline(v) if i in self._restless else v for i, v in enumerate(values)))
 
     def _note_changes(self, values: tuple[Any, ...]) -> None:
         for i, (value, before) in enumerate(zip(values, self._last, strict=False)):

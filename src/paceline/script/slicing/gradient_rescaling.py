@@ -67,7 +67,10 @@ def find(stage: Stage) -> Callable[[], None]:
             retain(self)
 
     def retains_grad(self: torch.Tensor) -> bool:
-        return bool(retains.__get__(self)) or (not isinstance(self, Rows) and retains_gathered(self))
+        if isinstance(self, Rows):
+            return bool(retains.__get__(self))
+        with no_functions_or_modes():  # a strategy's tensors answer for themselves
+            return bool(retains.__get__(self)) or retains_gathered(self)
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, Rows) for value in args):
