@@ -26,11 +26,17 @@ LEFT_OUT = ("empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "u
             "geometric", "log_normal", "rrelu", "as_strided", "resize", "batch_norm")  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def flags_may_be_set() -> Iterator[None]:
+    """What torch's own tests import forbids every later test of this process to set flags of torch."""
+    yield
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
+
 def ways(every: int) -> Iterator[tuple[str, Any, list[Any], Any, tuple[int, ...]]]:
     """Of every n-th function: name, function, leaves of its arguments, their structure, and the leaves that are cut."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # torch's tests forbid others to set flags
     for op in op_db[::every]:
         if torch.float64 not in op.dtypes or any(name in op.name for name in LEFT_OUT):
             continue
