@@ -9,7 +9,7 @@ as well, or be the same for every row. Two numbers of rows say how something gro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paceline.script import tree
 from paceline.script.draws.rows import Draws
 from paceline.script.proof import surroundings
-from paceline.script.proof.recorder import LAYOUT, Recorder, is_counted_name, script_line
+from paceline.script.proof.recorder import LAYOUT, Recorder, is_counted_name, leaves_in, script_line
 from paceline.torch_private import DispatchMode, changes_arguments, writes_to
 
 KEPT = 1 << 20  # elements of a constant that is looked at
@@ -56,7 +56,7 @@ class Steps(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        given = list(_leaves((*args, *kwargs.values())))
+        given = list(leaves_in((*args, *kwargs.values())))
         constants = [leaf for leaf in given if isinstance(leaf, torch.Tensor) and not self._is_dependent(leaf)]
         step = Step(name, "", is_counted_name(func), [v for v in given if isinstance(v, NUMBERS)], [], [])
         if self._draws.on and not Recorder.in_norm and name not in LAYOUT:
@@ -64,7 +64,7 @@ class Steps(DispatchMode):
             self.found.append(step)
         tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
         made = func(*args, **kwargs)
-        outs = [leaf for leaf in _leaves((made,)) if isinstance(leaf, torch.Tensor)]
+        outs = [leaf for leaf in leaves_in((made,)) if isinstance(leaf, torch.Tensor)]
         step.shapes = [tuple(out.shape) for out in outs]
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         if len(constants) < len(tensors) or is_random or (name.startswith(NEW) and not changes_arguments(func)):
@@ -199,11 +199,3 @@ def _is_regular(values: Sequence[torch.Tensor | None], rows: tuple[int, int, int
             others = (rows[2], many) if lies[0] == rows[1] else (many, rows[2])
             return bool((all_.unflatten(dim, others) == sample).all())
     return True
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    for item in value:
-        if isinstance(item, (list, tuple)):
-            yield from _leaves(item)
-        else:
-            yield item

@@ -348,7 +348,7 @@ class _Judge:
             tuple(outputs),
             tuple((place, role) for place, role in states if role is not None),
             tuple(buffers),
-            places=frozenset(place for place, value in a.states.items() if isinstance(value, torch.Tensor)),
+            places=side_effects.places_of_tensors(a.states),
             draws=tuple(self._rules()),
             reads_state=found.reads_state,
             averages=found.averages,

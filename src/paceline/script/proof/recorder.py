@@ -69,7 +69,7 @@ class Op:
         self.line, self.placed, self.in_norm = "", False, False
 
     def leaves(self) -> list[Any]:
-        return list(_leaves((*self.args, *self.kwargs.values())))
+        return list(leaves_in((*self.args, *self.kwargs.values())))
 
 
 def require_same(ops: list[Op], others: list[Op]) -> None:
@@ -132,7 +132,7 @@ class Recorder(DispatchMode):
         made = func(*args, **kwargs)
         for tensor in changed:
             self._renew(tensor, op)
-        outs = list(_leaves((made,)))
+        outs = list(leaves_in((made,)))
         for out in outs:
             if isinstance(out, torch.Tensor):
                 self.number(out)  # made here: no tensor from outside
@@ -354,9 +354,10 @@ def mapped(value: Any, put: Callable[[Note], Any]) -> Any:
     return value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves_in(value: Any) -> Iterator[Any]:
+    """The items of nested lists and tuples, as operations of torch get and give them."""
     for item in value:
         if isinstance(item, (list, tuple)):
-            yield from _leaves(item)
+            yield from leaves_in(item)
         else:
             yield item

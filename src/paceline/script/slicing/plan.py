@@ -36,7 +36,7 @@ class SlicePlan:
     outputs: tuple[Role, ...]
     states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
     buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call changes depending on its rows
-    places: frozenset[Place] = frozenset()  # attributes in which the call leaves tensors
+    places: tuple[Place, ...] = ()  # attributes in which the call leaves tensors, in an order of their own
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
     compiled: bool = False  # torch.compile draws its own random numbers
     reads_state: bool = False  # Python reads values that the module holds: each call is compared with the proof

@@ -44,6 +44,11 @@ def changed(module: nn.Module, before: dict[Place, tuple[Place, Any]]) -> dict[P
     return {place: value for absolute, (place, value) in now if value is not before.get(absolute, (None, before))[1]}
 
 
+def places_of_tensors(left: dict[Place, Any]) -> tuple[Place, ...]:
+    """The places of tensors, in the same order on every worker."""
+    return tuple(sorted((place for place, value in left.items() if isinstance(value, torch.Tensor)), key=repr))
+
+
 def get(module: nn.Module, place: Place) -> Any:
     """The value at a place; None if there is none."""
     held: Any = owner_of(module, place[0]).get(place[1])

@@ -229,7 +229,7 @@ class SlicedCalls:
             if plan.is_doubtful:
                 self._tell_doubt(module)
             raise NotAsProven(_other_operation(plan.names, names.found))
-        if names is not None and _tensors(side_effects.changed(subject, places)) != plan.places:
+        if names is not None and side_effects.places_of_tensors(side_effects.changed(subject, places)) != plan.places:
             raise NotAsProven("it leaves tensors in other attributes than when it was tried out")
         # The number of nodes costs nothing, and tells of a branch that nothing in the key shows.
         plan.is_doubtful = names is None and plan.nodes not in (None, made)
@@ -469,10 +469,6 @@ class SlicedCalls:
             return crossings.blend(piece, weight, self.group)
         value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
         return type(piece)(round(value) if isinstance(piece, int) else value)
-
-
-def _tensors(left: dict[Place, Any]) -> frozenset[Place]:
-    return frozenset(place for place, value in left.items() if isinstance(value, torch.Tensor))
 
 
 def _is_due(call: int) -> bool:
