@@ -277,7 +277,8 @@ def test_a_script_may_handle_the_interrupt(play: Play) -> None:
         signal.signal(signal.SIGINT, lambda *_: (print("saved", flush=True), sys.exit()))
         torch.nn.Linear(4, 1)(torch.ones(8, 4)).sum().backward()  # waits for the other worker
         os.write(1, b"here\\n")  # in one piece: the handler prints, too
-        time.sleep(1000)
+        while True:  # a signal that comes just before a sleep is handled only after it
+            time.sleep(0.1)
         """,
         on_event=interrupt,
     )
