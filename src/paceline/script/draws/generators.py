@@ -1,8 +1,9 @@
 """Random generators that a model may use besides the global streams: numpy's and Python's generator objects, in
-attributes of its modules and in variables of the script. (Draws tell of torch's generators themselves.)"""
+attributes of its modules and in variables that its code can reach. (Draws tell of torch's generators themselves.)"""
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 import types
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.script.slicing import side_effects
+from paceline.script.proof.reach import Reach, attributes, variables
 
 KINDS = (np.random.Generator, np.random.RandomState, random.Random)
 CLOSED = (torch.Tensor, nn.Module, type, types.ModuleType, types.FunctionType)  # modules are looked at one by one
@@ -26,8 +27,9 @@ class Generators:
 
     def __init__(self, module: nn.Module, kinds: tuple[type, ...] = KINDS) -> None:
         found: dict[int, Any] = {}
-        for _, _, held in side_effects.holdings(module):
-            _find(held, found, kinds, DEPTH)
+        held = (value for *_, value in itertools.chain(attributes(module), variables(module, Reach(module))))
+        for value in held:
+            _find(value, found, kinds, DEPTH)
         self._states = [(generator, _state(generator)) for generator in found.values()]
 
     def digest(self) -> int:

@@ -10,8 +10,7 @@ with the proven ones.
 from __future__ import annotations
 
 import enum
-import sys
-import types
+import itertools
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -19,17 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.comm.call_site import is_of_library
 from paceline.script import tree
-from paceline.script.proof.surroundings import is_object
+from paceline.script.proof.reach import Reach, attributes, get, holder_in, items
 from paceline.script.slicing.arguments import kinds_of_arguments
 from paceline.script.slicing.backward_hooks import Hooks
-from paceline.script.slicing.side_effects import OWN
 
 _Place = tuple[Any, str, Any]  # what holds a value, its name, and for an object the one that was seen
 SMALL = (str, bool, int, float, enum.Enum, type(None))
 MOST = 4000  # values to compare in each call
-MANY = 1000  # functions of the modules' code
 DEPTH = 3  # of objects in objects
 OFTEN = 3  # changes after which a number is one that changes from call to call
 # What scripts change in torch's own modules.
@@ -51,7 +47,7 @@ class _Values:
         self._list(module)
 
     def _list(self, module: nn.Module) -> None:
-        found = _Reach(module)
+        found = _Small(module)
         self._places, self._holders = found.places[:MOST], found.holders
         self._last, self._changes, self._restless = (), {}, set()
         self._times += 1
@@ -62,9 +58,9 @@ class _Values:
         return bool(self._restless) or self._times > OFTEN
 
     def now(self, module: nn.Module) -> tuple[Any, ...]:
-        if self._times <= OFTEN and any(_get(held, name) is not value for held, name, value in self._holders):
+        if self._times <= OFTEN and any(get(held, name) is not value for held, name, value in self._holders):
             self._list(module)
-        values = tuple([_told(_get(held, name)) for held, name, _ in self._places])
+        values = tuple([_told(get(held, name)) for held, name, _ in self._places])
         if values != self._last:
             self._note_changes(values)
             self._last = values
@@ -133,13 +129,7 @@ def _outline(value: Any) -> Any:
     return (type(value), value if value in (0, 1) else None)
 
 
-def _get(held: Any, name: str) -> Any:
-    if isinstance(held, types.CellType):
-        return held.cell_contents if held != types.CellType() else None
-    return held.get(name)
-
-
-class _Reach:
+class _Small:
     """Where the small values lie by which the modules' code may branch: attributes, variables that the code names, and
     what it names of dictionaries, objects and classes in these. Functions of the script that it calls count as its
     code; those of libraries do not."""
@@ -148,53 +138,16 @@ class _Reach:
         self.places: list[_Place] = []
         self.holders: list[_Place] = []
         self._seen: set[Any] = set()
-        self._functions: list[types.FunctionType] = []
-        self._names: set[str] = set()  # that the code has
-        modules = list(module.modules())
-        own = [m for m in modules if not type(m).__module__.startswith("torch.")]
-        classes = {cls for m in own for cls in type(m).__mro__ if not cls.__module__.startswith(("torch.", "builtins"))}
-        for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):
-            for value in list(vars(cls).values()):
-                self._follow(value)
-        for m in own:
-            for name, value in m.__dict__.items():
-                if name not in OWN:
-                    self._follow(value)
-        for m in modules:
+        self._reach = reach = Reach(module)
+        for m in module.modules():
             self.holders += [(m._modules, name, child) for name, child in m._modules.items()]
-            if type(m).__module__.startswith("torch."):
-                self.places += [(m.__dict__, name, None) for name in OF_TORCH if name in m.__dict__]
-                continue
-            self.places.append((m.__dict__, "training", None))
-            for name, value in list(m.__dict__.items()):
-                if name not in OWN and name != "training":
-                    self._add(m.__dict__, name, value, DEPTH)
-        for cls in sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__)):
-            for name, value in list(vars(cls).items()):
-                if not name.startswith("__"):
-                    self._add(vars(cls), name, value, DEPTH)
-        for function in self._functions:
-            for name in function.__code__.co_names:
-                if name in function.__globals__:
-                    self._add(function.__globals__, name, function.__globals__[name], DEPTH)
-            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                self._add(cell, name, _get(cell, name), DEPTH)
-
-    def _follow(self, value: Any) -> None:
-        """Notes a function, and the script's functions that it names."""
-        value = getattr(value, "__func__", value)
-        if not isinstance(value, types.FunctionType) or value in self._functions or len(self._functions) >= MANY:
-            return
-        self._functions.append(value)
-        codes = [value.__code__]
-        for code in codes:
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-            self._names.update(code.co_names, [text for text in code.co_consts if isinstance(text, str)])
-        for code in codes:
-            for name in code.co_names:
-                other = value.__globals__.get(name)
-                if isinstance(other, types.FunctionType) and not is_of_library(other.__code__.co_filename):
-                    self._follow(other)
+            watched = OF_TORCH if _is_torchs(m) else ("training",)
+            self.places += [(m.__dict__, name, None) for name in watched if name in m.__dict__]
+        for _, m, name, value in attributes(module):
+            if not _is_torchs(m):
+                self._add(m.__dict__, name, value, DEPTH)
+        for _, holder, name, value in itertools.chain(reach.class_attributes(), reach.variables()):
+            self._add(holder, name, value, DEPTH)
 
     def _add(self, held: Any, name: str, value: Any, depth: int) -> None:
         if (id(held), name) in self._seen:
@@ -203,23 +156,15 @@ class _Reach:
         if _is_small(value) or type(value) is list:
             self.places.append((held, name, None))
             return
-        inside = _inside(value)
-        if not depth or inside is None or id(inside) in self._seen:
+        holder = holder_in(value) if depth else None
+        if holder is None or id(holder) in self._seen:
             return
-        self._seen.add(id(inside))
+        self._seen.add(id(holder))
         self.holders.append((held, name, value))
-        for key, inner in list(inside.items()):
-            if isinstance(key, str) and key in self._names and not key.startswith("__"):
-                self._add(inside, key, inner, depth - 1)
+        for key, inner in items(holder):
+            if isinstance(key, str) and key in self._reach.names and not key.startswith("__"):
+                self._add(holder, key, inner, depth - 1)
 
 
-def _inside(value: Any) -> Any:
-    """The dictionary in which an object, a class, a file of the script or a dictionary holds its values; None for any
-    other one."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, (type, types.ModuleType)):
-        module = sys.modules.get(value.__module__) if isinstance(value, type) else value
-        is_model = isinstance(value, type) and issubclass(value, nn.Module)
-        return None if is_model or is_of_library(getattr(module, "__file__", None)) else vars(value)
-    return vars(value) if is_object(value) else None
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")

@@ -26,7 +26,7 @@ from paceline.script.proof import growth, surroundings, trial
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, SAME, SHARE, Kind, Parts, rows
-from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, names_of
+from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, names_of, numbers_of
 from paceline.script.proof.trial import Traced
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.arguments import cut_leaves
@@ -165,6 +165,7 @@ class Proof:
             if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
                 raise CannotTry(f"{_told(place)} is as long as the batch, and not replaced by the call")
         plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
+        plan.numbers = numbers_of([traced.forward for traced in traces])
         if single and not isinstance(cuts, GraphCuts):
             judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
         if whole < batch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -183,14 +183,16 @@ class Names(DispatchMode):
 
     def __init__(self, draws: Draws) -> None:
         super().__init__()
-        self._draws, self._inside = draws, 0
+        self._draws = draws
         self.found: list[str] = []
+        self.numbers: list[Any] = []  # that the operations get
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         if self._draws.on and not Recorder.in_norm and (names := _counted_names(func)):
             self.found += names
             self.found += _told(args)
+            self.numbers += _numbers(names, args, kwargs or {})
         return made
 
     def mark(self, name: str) -> None:
@@ -212,6 +214,23 @@ def names_of(ops: list[Op]) -> list[str]:
         found += [op.name] if op.func is None else _counted_names(op.func)
         found += _told(op.args)
     return found
+
+
+def numbers_of(traces: Sequence[list[Op]]) -> list[Any]:
+    """The numbers that operations get on any number of rows, in the order of `Names.numbers`; NotImplemented for one
+    that is not the same on all of them."""
+    found = []
+    for ops in zip(*(filter(is_counted, ops) for ops in traces), strict=True):
+        if ops[0].func is not None:
+            numbers = [_numbers(_counted_names(op.func), op.args, op.kwargs) for op in ops]
+            found += [a if a == b == c else NotImplemented for a, b, c in zip(*numbers, strict=True)]
+    return found
+
+
+def _numbers(names: tuple[str, ...], args: Any, kwargs: Any) -> list[Any]:
+    if names[0] in MAY_FUSE and names != ("add",):
+        return []
+    return [value for value in leaves_in((*args, *kwargs.values())) if type(value) in (int, float)]
 
 
 def _told(args: Any) -> list[str]:

@@ -5,9 +5,7 @@ call leaves must not depend on the number of rows."""
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
-import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from paceline.script.proof.reach import Holder, Reach, get, holder_of, is_object, items, put, variables
+from paceline.script.proof.reach import attributes as of_modules
 from paceline.script.slicing import side_effects
 
 PLAIN = (str, int, float, bool, bytes, type(None), complex)
@@ -23,50 +23,31 @@ DEPTH = 5
 MANY = 2000  # items of a container that are looked at
 LARGE = 1 << 20  # bytes of an array that is kept
 ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(range(0))))
-_EMPTY = types.CellType()
-CODE = (
-    *(type, nn.Module, torch.Tensor, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
-    *(types.MethodType, functools.partial, torch.jit.ScriptFunction),
-)
-CLOSED = ("torch.utils.data", "builtins", "types", "_", "paceline.")  # modules whose objects are not looked into
+LOOKED_AT: tuple[type, ...] = (*PLAIN, *ITERATORS, list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
 
 
 def keep(module: nn.Module, *, attributes: bool = False) -> Callable[[], None]:
     """Returns a function that puts the present values back. `attributes`: also what containers in attributes of the
     module hold."""
     found: dict[int, tuple[Any, Any]] = {}
-    for _, held in _outside(module):
-        _keep(held, found, DEPTH)
-    for _, _, held in _attributes(module) if attributes else ():
-        _keep(held, found, DEPTH)
-    cells = [(cell, cell.cell_contents) for f in _functions(module) for cell in f.__closure__ or () if cell != _EMPTY]
-    for _, held in cells:
-        _keep(held, found, DEPTH)
-    for function in _functions(module):
+    reach = Reach(module)
+    kept = [(holder, name, value, _copied(value)) for _, holder, name, value in _variables(module, reach)]
+    for _, _, value, _ in kept:
+        _keep(value, found, DEPTH)
+    for function in reach.functions:
         _keep([*(function.__defaults__ or ()), vars(function)], found, DEPTH)
-    iterators = [(space, name, it, copy.copy(it)) for space, name, it in _iterators(module)]
-    numbers, globals_of_code = list(_numbers(module)), list(_globals(module))
-    classes = [(cls, name, value) for cls, name, value in _of_classes(module)]
+    for _, _, _, value in of_modules(module) if attributes else ():
+        _keep(value, found, DEPTH)
 
     def put_back() -> None:
         for container, before in found.values():
             _put(container, before)
-        for cell, held in cells:
-            if cell.cell_contents is not held:
-                cell.cell_contents = held
-        for space, name, iterator, as_it_was in iterators:
-            if iterator.__reduce__() != as_it_was.__reduce__():
-                space[name] = as_it_was
-        for path, name, value in numbers:
-            owner = side_effects.owner_of(module, path)
-            if owner.get(name) is not value:
-                owner[name] = value
-        for space, name, value in globals_of_code:
-            if isinstance(value, PLAIN) and space.get(name) is not value:
-                space[name] = value
-        for cls, name, value in classes:
-            if cls.__dict__.get(name) is not value:
-                setattr(cls, name, value)
+        for holder, name, value, as_it_was in kept:
+            if isinstance(value, ITERATORS):
+                if value.__reduce__() != as_it_was.__reduce__():
+                    put(holder, name, as_it_was)
+            elif get(holder, name) is not value and (isinstance(value, PLAIN) or not isinstance(holder, dict)):
+                put(holder, name, value)
 
     return put_back
 
@@ -79,18 +60,20 @@ def look(module: nn.Module) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
     seen: set[int] = set()
     for path, m in module.named_modules():
         values[path, "training"] = m.training
-    for path, name, value in _attributes(module):
+    for path, _, name, value in of_modules(module):
         _list((path, name), value, values, tensors, seen, DEPTH)
-    for where, held in _outside(module):
-        _list(where, held, values, tensors, seen, DEPTH)
-    for cls, name, value in _of_classes(module):
-        _list((cls.__qualname__, name), value, values, tensors, seen, DEPTH)
+    for path, _, name, value in _variables(module, Reach(module)):
+        _list((path, name), value, values, tensors, seen, DEPTH)
     return values, tensors
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    for path, m in module.named_modules():
-        yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in side_effects.OWN)
+def _variables(module: nn.Module, reach: Reach) -> Iterator[tuple[str | None, Holder, str, Any]]:
+    found = variables(module, reach)
+    return (one for one in found if isinstance(one[-1], LOOKED_AT) or is_object(one[-1]))
+
+
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, ITERATORS) else None
 
 
 def changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, Any]:
@@ -119,93 +102,13 @@ def name_of(where: Any) -> str:
     return f"{path}.{name}".lstrip(".") if path else str(name)
 
 
-def _outside(module: nn.Module) -> Iterator[tuple[Any, Any]]:
-    for path, name, held in side_effects.outside(module):
-        yield (path, name), held
-    for space, name, held in _globals(module):
-        yield (space.get("__name__"), name), held
-
-
-def _iterators(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Of itertools, in variables of the script: `next(steps)`."""
-    spaces = [side_effects.owner_of(module, None), *(space for space, _, _ in _globals(module))]
-    for space in {id(space): space for space in spaces}.values():
-        for name, value in list(space.items()):
-            if isinstance(value, ITERATORS):
-                yield space, name, value
-
-
-def _numbers(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
-    return ((path, name, held) for path, name, held in side_effects.outside(module) if isinstance(held, PLAIN))
-
-
-def _globals(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Variables of other files than the script that the modules' code names."""
-    seen: set[tuple[int, str]] = set()
-    for function in _functions(module):
-        space = function.__globals__
-        for name in _names(function):
-            if name in space and (id(space), name) not in seen:
-                seen.add((id(space), name))
-                value = space[name]
-                if isinstance(value, (*PLAIN, list, dict, set, deque, np.ndarray)) or is_object(value):
-                    yield space, name, value
-
-
-def _functions(module: nn.Module) -> Iterator[types.FunctionType]:
-    """The functions of the modules' classes, and those in their attributes."""
-    for cls in _classes(module):
-        yield from (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
-    for _, _, value in _attributes(module):
-        held = value if isinstance(value, (list, tuple)) else [value]
-        yield from (item for item in held[:MANY] if isinstance(item, types.FunctionType))
-
-
-def _classes(module: nn.Module) -> set[type]:
-    """The script's own classes of modules, or a library's."""
-    classes = {cls for kind in {type(m) for m in module.modules()} for cls in kind.__mro__}
-    return {cls for cls in classes if not cls.__module__.startswith(("torch.", "builtins"))}
-
-
-@functools.lru_cache(maxsize=10_000)
-def _names(function: types.FunctionType) -> frozenset[str]:
-    """The global variables that a function of another file than the script names."""
-    file = str(function.__globals__.get("__name__"))
-    if file == "__main__" or file.startswith(("torch.", "paceline.")):
-        return frozenset()
-    return frozenset(_named(function.__code__))
-
-
-def _named(code: types.CodeType) -> set[str]:
-    inner = (_named(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def _of_classes(module: nn.Module) -> Iterator[tuple[type, str, Any]]:
-    """Plain attributes, lists and dictionaries of the script's own classes of modules."""
-    for cls in _classes(module):
-        for name, value in list(vars(cls).items()):
-            if not name.startswith("__") and type(value) in (*PLAIN, list, dict, set):
-                yield cls, name, value
-
-
-def is_object(value: Any) -> bool:
-    """Whether a value is an object of a class of the script's, or of a library: a meter, a schedule, a log."""
-    cls = type(value)
-    return (
-        hasattr(value, "__dict__")
-        and not isinstance(value, CODE)
-        and (cls.__module__ == "__main__" or not cls.__module__.startswith(CLOSED))
-    )
-
-
 def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, dict):
         yield from list(value.items())[:MANY]
     elif isinstance(value, (list, tuple, deque)):
         yield from enumerate(list(value)[-MANY:])
     elif is_object(value):
-        yield from list(vars(value).items())
+        yield from items(holder_of(value))
 
 
 def _keep(held: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
@@ -215,8 +118,11 @@ def _keep(held: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
         found[id(held)] = (held, held.copy())
     elif isinstance(held, (list, dict, set, deque)) and len(held) <= side_effects.MOST:
         found[id(held)] = (held, _content(held))
-    if is_object(held):
-        _keep(vars(held), found, depth)  # also of a dictionary of the script's own class
+    if is_object(held):  # also a dictionary of the script's own class
+        holder = holder_of(held)
+        found[id(holder)] = (holder, dict(items(holder)))
+        for _, inner in items(holder):
+            _keep(inner, found, depth - 1)
     for _, inner in _inside(held):
         _keep(inner, found, depth - 1)
 
@@ -235,12 +141,15 @@ def _put(container: Any, before: Any) -> None:
         if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
             container.clear()
             container.extend(before)
-    else:
-        now = _content(container)
-        same = now == before if isinstance(before, set) else _has_same(now, before)
-        if not same:
+    elif isinstance(container, set):
+        if container != before:
             container.clear()
             container.update(before)
+    elif not _has_same(dict(items(container)), before):
+        if isinstance(container, dict):
+            container.clear()
+        for name, value in before.items():
+            put(container, name, value)
 
 
 def _has_same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
