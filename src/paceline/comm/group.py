@@ -75,7 +75,7 @@ class Group:
         self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices
         self.members: Members | None = None  # in an elastic run: who is left
         self.retries = False  # inside a collective that is made again when a worker is lost
-        self.on_regroup: list[Callable[[], None]] = []  # called on every worker after the group was formed anew
+        self._followers: list[Callable[[], None]] = []
         self._gpus: GpuChannel | Literal[False] | None = None
         self._store: Any = None
         self._address = LOOPBACK  # at which the other workers reach this host
@@ -295,8 +295,15 @@ class Group:
         self.pulse.enter("the workers that are left")
         self.members.form(self._connect)
         self.pulse.leave()
-        for listener in self.on_regroup:
-            listener()
+        for follower in self._followers:
+            follower()
+
+    def follow(self, follower: Callable[[], None]) -> None:
+        """Calls it on this worker each time that the group was formed anew; at once if it was already, since a worker
+        may be lost before this one is set up."""
+        self._followers.append(follower)
+        if self.generation:
+            follower()
 
     def _connect(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world

@@ -347,7 +347,11 @@ class Watch:
     def _look_at_the_clock(self, now: float) -> None:
         for rank in [rank for rank, by in self._farewell_by.items() if now > by]:
             del self._farewell_by[rank]
-            if rank in self._ended_well:
+            if self._least is not None and self._live and self._codes.get(rank) == 0 and self._kill_at is None:
+                # Whatever its code: the others would wait for it for ever.
+                cause = "ended in the middle of the script, with code 0"
+                self._fail(Failure(rank=rank, kind=FailureKind.KILLED, at=now, cause=cause, exit_code=1))
+            elif rank in self._ended_well:
                 self._leaves(rank)
         if self._fresh and now >= self._progress_at:
             self._fresh, self._progress_at = False, now + _TICK

@@ -67,16 +67,23 @@ class Members:
 
         def look() -> None:
             try:
-                newest = self.generation
-                while self._has(say.left_key(newest + 1)):
-                    newest += 1
-                left = self._store.link.ask(say.Get(say.left_key(newest)))[0] if newest else None
+                left = self._left()
             except PeerLostError:
                 end_given_up()
-            if left is not None and self._own not in say.ranks_in(left):
+            if self._own not in left:
                 end_given_up()
 
         self._store.link.when_free(look)
+
+    def is_first_left(self) -> bool:
+        """Whether this is the first of the workers that the launcher has not lost."""
+        return self._left()[0] == self._own
+
+    def _left(self) -> list[int]:
+        newest = self.generation
+        while self._has(say.left_key(newest + 1)):
+            newest += 1
+        return say.ranks_in(self._store.get(say.left_key(newest))) if newest else self.ranks
 
     def tell(self, passed: int) -> None:
         """Tells the others the number of collectives of this generation that have ended here. No more will."""

@@ -129,5 +129,5 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
             meter.close()
         if group.timeline is not None:
             group.timeline.flush()
-        if settings.rank == 0 and (tuned := strategy.told()) is not None:
+        if group.rank == 0 and (tuned := strategy.told()) is not None:
             write_tuning(folder, tuned)

@@ -84,14 +84,26 @@ class Voice:
         sqlite3.connect = sqlite3.dbapi2.connect = connect
         writers.install(self._place)
         trackers.install(os.path.join(self.overlay.root, "trackers"), self._is_silent)
-        self.stage.group.on_regroup.append(self._follow)
+        self.stage.group.follow(self._follow)
+        self.stage.subscribe(self)
 
     def _is_silent(self) -> bool:
         return not (self.stage.aside or self._is_rank_0)
 
+    def on_end(self) -> None:
+        """The script has ended. Somebody must have written its files, also if the workers that are left have not met
+        since worker 0 was lost."""
+        members = self.stage.group.members
+        if members is not None and members.is_first_left():
+            self._take_over()
+
     def _follow(self) -> None:
         """A worker is lost. Who is rank 0 now writes to the real files from now on."""
-        if self.stage.group.rank == 0 and not self._is_rank_0:
+        if self.stage.group.rank == 0:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        if not self._is_rank_0:
             with real_files():
                 make_real(self.overlay)
             self._is_rank_0 = True

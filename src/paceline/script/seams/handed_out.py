@@ -21,7 +21,7 @@ class HandedOut:
         self._ranks: list[int] = []  # of those among whom it is split: names in messages
         self._counts = False  # the gradients of all slices have been summed once
         if group.members is not None:
-            group.on_regroup.append(self._do_without)
+            group.follow(self._do_without)
 
     def hold(self, split: Split | None) -> None:
         """A loader hands out a batch."""

@@ -26,7 +26,7 @@ def follow(stage: Any) -> None:
     def tell() -> None:
         nonlocal left
         before, left = left, tuple(members.ranks)
-        lost = tuple(rank for rank in before if rank not in left)
-        stage.emit("on_membership", Membership(lost, left, stage.group.rank))
+        if lost := tuple(rank for rank in before if rank not in left):
+            stage.emit("on_membership", Membership(lost, left, stage.group.rank))
 
-    stage.group.on_regroup.append(tell)
+    stage.group.follow(tell)
