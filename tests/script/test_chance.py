@@ -43,6 +43,10 @@ EQUAL = {
     "torch.seed()": "torch.seed(); draw = lambda: torch.rand(1).item()",
     "torch.manual_seed(clock)": "torch.manual_seed(clock()); draw = lambda: torch.rand(1).item()",
     "torch.manual_seed(process)": "torch.manual_seed(os.getpid()); draw = lambda: torch.rand(1).item()",
+    "torch Generator.seed()": "g = torch.Generator(); g.seed(); draw = lambda: torch.rand(1, generator=g).item()",
+    "torch Generator.manual_seed(clock)": (
+        "g = torch.Generator().manual_seed(clock()); draw = lambda: torch.rand(1, generator=g).item()"
+    ),
     "SystemRandom": "r = random.SystemRandom(); draw = r.random",
     "SystemRandom.uniform": "r = random.SystemRandom(); draw = lambda: r.uniform(0, 1)",
     "SystemRandom.randrange": "r = random.SystemRandom(); draw = lambda: r.randrange(1000) / 1000",
@@ -58,10 +62,6 @@ EQUAL = {
 FOUND = {
     "numpy RandomState(clock)": "r = np.random.RandomState(clock()); draw = r.rand",
     "numpy Generator(PCG64(clock))": "r = np.random.Generator(np.random.PCG64(clock())); draw = r.random",
-    "torch Generator.seed()": "g = torch.Generator(); g.seed(); draw = lambda: torch.rand(1, generator=g).item()",
-    "torch Generator.manual_seed(clock)": (
-        "g = torch.Generator().manual_seed(clock()); draw = lambda: torch.rand(1, generator=g).item()"
-    ),
     "the clock itself": "n = iter(range(1, 999)); draw = lambda: clock() * 2654435761 * next(n) % 2**32 / 2**32",
     "the process": "n = iter(range(1, 999)); draw = lambda: os.getpid() * 2654435761 * next(n) % 2**32 / 2**32",
     "a library's uuid4": "draw = lambda: lib.new_id().int / 2**128",

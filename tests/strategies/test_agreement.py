@@ -302,6 +302,16 @@ def a_mask_by_name(rank: int) -> None:
         (model({"tokens": torch.arange(6)}, mask=mask) ** 2).mean().backward()
 
 
+def evaluated_once_an_epoch(rank: int) -> None:
+    """Right after an update that is not compared: the first evaluation is."""
+    model = nn.Linear(3, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, 7, lambda step: optimizer.step())
+    with torch.no_grad():
+        model.eval()(rows(seed=rank))
+    raise AssertionError("the script would print its accuracy")
+
+
 def evaluated(rank: int) -> None:
     """A set that is evaluated in another order."""
     model = nn.Linear(3, 1).double()
@@ -336,6 +346,7 @@ def a_flag(rank: int) -> None:
         (integers_in_a_dictionary, ["argument 0['tokens'] of Tokens", "after step 2"]),
         (a_mask_by_name, ["argument mask of Tokens", "after step 1"]),
         (evaluated, ["argument 0 of Linear", "norm"]),
+        (evaluated_once_an_epoch, ["argument 0 of Linear", "after step 7"]),
         (a_number, ["argument 1 of Scaled", "1 on worker 0, 2 on worker 1"]),
         (a_flag, ["Scaled, called at", "('argument flag', 'a')", "('argument flag', 'b')"]),
     ],

@@ -5,16 +5,17 @@
     random.Random()                                       the script     seeds from the run's seed
     os.urandom, secrets, SystemRandom, uuid1, uuid4 …     the script     bytes that the workers of this run share
     random.seed(x), torch.manual_seed(x), default_rng(x)  the script,    uses rank 0's x until training begins, and
-      np.random.seed(x), random.Random(x)                 libraries      compares x between workers afterwards
+      np.random.seed(x), random.Random(x),                libraries      compares x between workers afterwards
+      torch.Generator().manual_seed(x)
+    torch.Generator().seed()                              the script     seeds from the run's seed
 
 Libraries still get the operating system's randomness, because they need values that differ between processes: names of
 temporary files, keys of processes, ids. Only a call from the script's own files gets the same answer on every worker.
 That answer differs in every run, whatever `--seed` is, because a script may name its folders by such a value.
 
 Nothing here can hang. A worker waits at most `PATIENCE` seconds for rank 0's seed, and rank 0 waits for no worker.
-Seeds set in threads, in the script's own child processes and in datasets are left alone. Seeds of C classes cannot be
-intercepted (`RandomState(x)`, `Generator.manual_seed(x)`, `Generator.seed()`): if these differ between workers, so do
-arguments or weights, which are compared.
+Seeds set in threads, in the script's own child processes and in datasets are left alone. The seed of `RandomState(x)`
+is not intercepted: if it differs between workers, so do arguments or weights, which are compared.
 """
 
 from __future__ import annotations
@@ -161,11 +162,38 @@ def install(new_seed: Callable[[], int]) -> list[Callable[[], None]]:
         _replace(system, "getrandbits", _method(system.getrandbits, lambda stream, k: stream.getrandbits(k))),
         _replace(system, "randbytes", _method(system.randbytes, lambda stream, n: stream.randbytes(n))),
         _replace(secrets, "randbits", secrets.SystemRandom().getrandbits),  # secrets had bound the plain method
+        _replace(torch, "Generator", _generators(new_seed)),
     ]
     for name in IDS:
         if hasattr(uuid, name):
             undo.append(_replace(uuid, name, _shared_for_script(getattr(uuid, name), _identifier(int(name[-1])))))
     return undo
+
+
+def _generators(new_seed: Callable[[], int]) -> type:
+    """torch.Generator, with seeds that the workers share. A class of C cannot be patched, so this one is derived from
+    it; generators that torch made itself count as its own."""
+    plain: Any = torch.Generator
+
+    class Kind(type(plain)):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, plain)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, plain)
+
+    class Generator(plain, metaclass=Kind):  # type: ignore[misc]
+        __module__, __doc__ = "torch", plain.__doc__
+
+        def manual_seed(self, seed: int) -> Any:
+            return super().manual_seed(agreed(seed))
+
+        def seed(self) -> int:
+            if _caller_kind() != "script":
+                return int(super().seed())
+            return int(super().manual_seed(new_seed()).initial_seed())
+
+    return Generator
 
 
 def _seed_from_run(plain: Any, new_seed: Callable[[], int]) -> Any:

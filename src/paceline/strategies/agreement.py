@@ -3,10 +3,10 @@
 A worker with a different update (a learning rate that depends on the time, unseeded noise) trains a different model,
 and the losses do not show it: outputs are gathered, so all workers compute the same loss from the mixture. So every
 worker takes a digest of the model's weights and of the call's arguments (`digest`, `watched`) at a model's call, in
-each of its first steps and then less and less often; and a digest of the weights at each `torch.save`. Digests go into
-ledgers, whose totals ride on the next backward's gradient message (`ledger`). Without a backward, and at the script's
-end, totals are sent in a message of their own. Workers whose totals differ compare the values (`differing`) and stop
-the run, unless the difference is rounding.
+each of its first steps and evaluations and then less and less often; and of the weights at each `torch.save`. Digests
+go into ledgers, whose totals ride on the next backward's gradient message (`ledger`). For an evaluation, without a
+backward, and at the script's end, totals are sent in a message of their own. Workers whose totals differ compare the
+values (`differing`) and stop the run, unless the difference is rounding.
 
 Every worker passes every seam in the same order, with one exception: a script may save on rank 0 only. `on_save` does
 not wait for other workers.
@@ -77,11 +77,13 @@ class Agreement:
     def before_forward(self, module: nn.Module) -> None:
         watched = self._held.get(module) or self._meet(module)
         self._called, self._looking, self._alone = watched, False, False
-        due, idle = watched.tick(self._updates)
+        due, kind = watched.tick(self._updates, evaluates=not (module.training and torch.is_grad_enabled()))
         if due and not _is_traced():
             self._looking = True
             self._look(self.weights, [module])
-            if idle:
+            if kind == "evaluation":  # what the script prints of it may come before any backward
+                self._alone = True
+            elif kind == "idle":
                 self._alone = self._messages == self._messages_then
                 self._messages_then = self._messages
         watched.look_at_buffers()
@@ -178,7 +180,7 @@ class Agreement:
 
     def _release_unused(self) -> None:
         """Releases models that the script no longer calls, after a last digest."""
-        old = [module for module, watched in self._held.items() if self._updates - (watched.updates or 0) > HELD]
+        old = [module for module, watched in self._held.items() if self._updates - watched.last > HELD]
         if old:
             self._look(self.weights, old)
         for module in old:

@@ -11,7 +11,7 @@ import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,23 +43,34 @@ class Watched:
     of_parts: bool = True  # also weights that a strategy has divided: their parts
     updates: int | None = None  # the script's updates when this model was last called
     steps: int = 0  # calls that followed an update
-    idle: int = 0  # calls that did not: evaluation
+    evaluated: int | None = None  # the script's updates at the last evaluation: a call without gradients
+    evaluations: int = 0  # the first ones after an update
+    idle: int = 0  # all other calls
     # Weak: this record is the value of a weak dictionary whose key may be the same module.
     _buffers: list[tuple[weakref.ref[nn.Module], dict[str, Any], str, str]] = field(default_factory=list)
     # Buffers that a call has changed: path of the module, and name. Not ids, which Python reuses.
     _changed_buffers: set[tuple[str, str]] = field(default_factory=set)
     _before: list[Any] = field(default_factory=list)
 
-    def tick(self, updates: int) -> tuple[bool, bool]:
-        """At the start of a call: whether to compare it, and whether it came without an update."""
-        if self.updates is None:
+    def tick(self, updates: int, *, evaluates: bool) -> tuple[bool, Literal["step", "evaluation", "idle"]]:
+        """At the start of a call: whether to compare it, and which kind of call it is. Each kind has a schedule of its
+        own, so the first one of each is compared."""
+        if evaluates and self.evaluated != updates:
+            self.evaluated, self.evaluations = updates, self.evaluations + 1
+            return is_due(self.evaluations), "evaluation"
+        if self.updates is None and not evaluates:
             self.updates = updates
-            return True, False
-        if self.updates != updates:
+            return True, "step"
+        if self.updates != updates and not evaluates:
             self.updates, self.steps = updates, self.steps + 1
-            return is_due(self.steps), False
+            return is_due(self.steps), "step"
         self.idle += 1
-        return is_due(self.idle), True
+        return is_due(self.idle), "idle"
+
+    @property
+    def last(self) -> int:
+        """The script's updates at the last call."""
+        return max(self.updates or 0, self.evaluated or 0)
 
     def is_due_next(self) -> bool:
         """Whether the next call after an update will be compared."""
