@@ -18,6 +18,7 @@ import pytest
 import torch
 from staged import staged
 from torch import nn
+from torch.nn import functional as F
 
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
@@ -335,8 +336,24 @@ class Normalised(Limited):
         return grad / grad.norm()
 
 
+class Cosine(nn.Module):
+    """Whether a weight is too small for its norm is asked in its backward, and does not depend on the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(rows(4, 3, seed=3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.normalize(x), F.normalize(self.weight))
+
+
 # Outputs are rows; whether gradients on slices add up.
 GRADIENTS = {
+    "of a normalised weight": (Case(Cosine, lambda: (rows(7, 3),)), True),
+    "of a distribution that checks its parameters": (
+        head(lambda y: torch.distributions.Normal(y, 1 + y**2).log_prob(y.detach()), batch=7),
+        True,
+    ),
     "limited one by one": (head(lambda y: Limited.apply(y), batch=7), True),
     "over the norm of all": (head(lambda y: Normalised.apply(y), batch=7), False),
     "by the number of rows": (head(lambda y: y + (y - y.detach()) / len(y), batch=7), False),

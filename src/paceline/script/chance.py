@@ -175,14 +175,14 @@ def _generators(new_seed: Callable[[], int]) -> type:
     it; generators that torch made itself count as its own."""
     plain: Any = torch.Generator
 
-    class Kind(type(plain)):
+    class Kind(type(plain)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, plain)
 
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, plain)
 
-    class Generator(plain, metaclass=Kind):  # type: ignore[misc]
+    class Generator(plain, metaclass=Kind):
         __module__, __doc__ = "torch", plain.__doc__
 
         def manual_seed(self, seed: int) -> Any:

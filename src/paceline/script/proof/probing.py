@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.script.proof.kinds import MIXED, PLACE, Kind, Parts
+from paceline.script.proof.kinds import MIXED, PLACE, SAME, Kind, Parts
 from paceline.script.proof.recorder import Note, Op, mapped, words
 from paceline.torch_private import arguments_of, changes_arguments, is_view
 
@@ -81,14 +81,17 @@ class Probe:
                 if "other" not in way:
                     raise
                 continue  # an index, which must be a valid one
-            found = (
-                kinds if found is None else [k if k == other else MIXED for k, other in zip(found, kinds, strict=True)]
-            )
+            if found is None:
+                found = [k or SAME for k in kinds]
+            else:
+                found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
         by_samples = any(kind(note).is_rows and not _is_number(note) for note in notes)
         # Integers are those of few samples: that nothing depends on them is luck (`seen[y] = True`).
         return [MIXED if by_samples and k.is_same else k for k in found or []]
 
-    def _try(self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, way: dict[str, Any]) -> list[Kind]:
+    def _try(
+        self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, way: dict[str, Any]
+    ) -> list[Kind | None]:
         try:
             return self._run(ops, kind, seed, torch.float64, EXACT, way)
         except (RuntimeError, ValueError, IndexError, NotImplementedError):
@@ -100,7 +103,8 @@ class Probe:
 
     def _run(
         self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, wide: torch.dtype, tolerance: float, way: Any
-    ) -> list[Kind]:
+    ) -> list[Kind | None]:
+        """None for a result that is all zeros, which fits to any kind."""
         numbers = [
             _Numbers(self._parts, torch.Generator().manual_seed(seed * 1000 + i), wide, way).make(kind(a), (a, b, c))
             for i, (a, b, c) in enumerate(_columns(ops))
@@ -118,7 +122,9 @@ class Probe:
         if tolerance == EXACT and torch.Tag.pointwise in ops[0].func.tags:
             tolerance = ROUNDING  # nothing is added up
         equal = _equality(tolerance)
-        return [_judged(self._parts, values, equal) for values in zip(*results, strict=True)]
+        return [
+            None if _are_zeros(values) else _judged(self._parts, values, equal) for values in zip(*results, strict=True)
+        ]
 
 
 def _is_known(note: Note) -> bool:
@@ -228,6 +234,13 @@ def _flat(made: Any) -> list[Any]:
     if isinstance(made, (list, tuple)):
         return [leaf for item in made for leaf in _flat(item)]
     return [made]
+
+
+def _are_zeros(values: Sequence[Any]) -> bool:
+    """Whether A, B and C hold nothing but zeros, of one size: a mask has hidden everything."""
+    if not all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values):
+        return False
+    return len({value.shape for value in values}) == 1 and not any(bool(value.any()) for value in values)
 
 
 def _judged(parts: Parts, values: Sequence[Any], equal: Callable[[Any, Any], bool]) -> Kind:
