@@ -336,6 +336,9 @@ class Normalised(Limited):
         return grad / grad.norm()
 
 
+INDEX = torch.arange(28).reshape(7, 4) ** 2
+
+
 class Cosine(nn.Module):
     """Whether a weight is too small for its norm is asked in its backward, and does not depend on the rows."""
 
@@ -350,6 +353,13 @@ class Cosine(nn.Module):
 # Outputs are rows; whether gradients on slices add up.
 GRADIENTS = {
     "of a normalised weight": (Case(Cosine, lambda: (rows(7, 3),)), True),
+    **{
+        f"of bags, {mode}": (
+            Case(lambda mode=mode: nn.EmbeddingBag(9, 3, mode=mode).double(), lambda: (INDEX % 9,)),
+            True,
+        )
+        for mode in ("mean", "sum", "max")
+    },
     "of a distribution that checks its parameters": (
         head(lambda y: torch.distributions.Normal(y, 1 + y**2).log_prob(y.detach()), batch=7),
         True,

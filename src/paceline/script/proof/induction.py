@@ -155,6 +155,7 @@ class Induction:
             self.adds_to_average = True
             self.kind.update({c[0].number: MEAN for c in notes if self.of(c[0]).name == "average"})
         places = [column for column, kind in zip(notes, given, strict=True) if kind.name == "place"]
+        places = [] if op.name in known.BAGS else places  # their rule looks at them
         if any(self._along(c).dim is not None and not (op.name in INDEXED and _counts(c[0])) for c in places):
             return [MIXED] * len(outs)  # a pattern of rows may fit to A, B and C by chance
         same = all(a == b == c for a, b, c in columns if not isinstance(a, Note))

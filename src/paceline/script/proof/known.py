@@ -58,6 +58,8 @@ INDEXED = words(
     """
 )
 
+BAGS = ("_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward")
+
 Asked = Callable[[Any], Kind]
 Rule = Callable[[Op, Asked, "Results"], "list[Kind] | None"]
 
@@ -67,6 +69,10 @@ class Results:
 
     def __init__(self, parts: Parts, ops: Sequence[Op]) -> None:
         self._parts, self._ops = parts, ops
+
+    def given(self, place: int) -> list[Any]:
+        """An argument in A, B and C."""
+        return [op.args[place] for op in self._ops]
 
     def along(self, number: int) -> Kind | None:
         a, b, c = (op.outs[number] for op in self._ops)
@@ -286,6 +292,30 @@ def _embedding_backward(op: Op, kind: Asked, results: Results) -> list[Kind] | N
     return [SUM] if back.is_rows and back == index and not by_frequency else None
 
 
+def _bags(op: Op, kind: Asked, results: Results) -> list[Kind]:
+    """(weight, index, offsets, by frequency, mode, sparse, weights of samples, include the last offset, …): bags of one
+    size, as many as rows. Results: bags, the bag of each index, sizes of bags, places of maxima."""
+    table, index, others = kind(op.args[0]), kind(op.args[1]), [results.along(number) for number in (2, 3)]
+    even = all(_are_even(given, offsets) for given, offsets in zip(results.given(1), results.given(2), strict=True))
+    plain = not op.args[3] and all(value in (None, False) for value in op.args[6:8])
+    if not (table.is_same and index == rows(0) and even and plain) or None in others:
+        return [MIXED] * results.count
+    return [index, Kind("index", 0), *(one for one in others if one is not None)]
+
+
+def _are_even(index: Note, offsets: Note) -> bool:
+    count = offsets.shape[0]
+    if offsets.value is None or not count or index.shape[0] % count:
+        return False
+    return offsets.value.tolist() == list(range(0, index.shape[0], index.shape[0] // count))
+
+
+def _bags_backward(op: Op, kind: Asked, results: Results) -> list[Kind]:
+    """(gradient of bags, index, offsets, bag of each index, sizes, maxima, number of weights, by frequency, …)."""
+    back, index, bag = (kind(op.args[place]) for place in (0, 1, 3))
+    return [SUM if back == index == rows(0) and bag == Kind("index", 0) and not op.args[7] else MIXED]
+
+
 def _nll_loss(op: Op, kind: Asked, results: Results) -> list[Kind] | None:
     scores, target, weight, reduction = kind(op.args[0]), kind(op.args[1]), op.args[2], op.args[3]
     if not scores.is_rows or scores != target or scores.dim != 0 or not (weight is None or kind(weight).is_same):
@@ -369,7 +399,7 @@ def _cudnn_rnn_backward(op: Op, kind: Asked, results: Results) -> list[Kind] | N
 
 def _sparse(op: Op, kind: Asked, results: Results) -> list[Kind] | None:
     """A gradient of an embedding: an entry for each row."""
-    index, values = kind(op.args[0]), kind(op.args[1])
+    index, values = map(kind, [leaf for leaf in op.leaves() if isinstance(leaf, Note)][:2])
     return [SUM] if index.is_rows and values.is_rows and (index.dim, values.dim) == (1, 0) else None
 
 
@@ -388,6 +418,8 @@ RULES: dict[str, Rule] = {
     "native_group_norm_backward": _group_norm_backward,
     "embedding": _embedding,
     "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(BAGS, _bags),
+    "_embedding_bag_backward": _bags_backward,
     "nll_loss_forward": _nll_loss,
     "nll_loss2d_forward": _nll_loss,
     "nll_loss_backward": _nll_loss_backward,
@@ -397,6 +429,7 @@ RULES: dict[str, Rule] = {
     "_cudnn_rnn": _cudnn_rnn,
     "_cudnn_rnn_backward": _cudnn_rnn_backward,
     "_sparse_coo_tensor_unsafe": _sparse,
+    "_sparse_coo_tensor_with_dims_and_tensors": _sparse,
     "detach": _as_given,
     "alias": _as_given,
     "clone": _as_given,

@@ -25,7 +25,7 @@ from paceline.script.draws.rows import Drawn, DrawRule, Draws
 from paceline.script.proof import growth, surroundings, trial
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
-from paceline.script.proof.kinds import MIXED, SAME, SHARE, Kind, Parts, rows
+from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
 from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, names_of, numbers_of
 from paceline.script.proof.trial import Traced
 from paceline.script.slicing import side_effects
@@ -367,9 +367,9 @@ class _Judge:
             for out, found in zip(op.outs, other.outs, strict=False):
                 if isinstance(out, Note) and isinstance(found, Note):
                     kind, shape = self._found.of(out), list(out.shape)
-                    if kind.name in ("rows", "share") and kind.dim is not None:
+                    if kind.name in ("rows", "share", "index") and kind.dim is not None:
                         shape[kind.dim] //= self._parts.sizes[0][0]
-                    if tuple(shape) != found.shape and kind != MIXED:
+                    if tuple(shape) != found.shape and kind not in (MIXED, PLACE):
                         raise CannotTry(f"a single row gives other shapes, by {op.name} ({op.line})")
         outputs = [[getattr(leaf, "ndim", None) for leaf in tree.leaves(traced.output)] for traced in (a, one)]
         if outputs[0] != outputs[1]:
