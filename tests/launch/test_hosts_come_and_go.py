@@ -154,6 +154,34 @@ def test_a_run_goes_on_without_a_host_and_takes_it_back(
         assert len(lines + rest.splitlines()) == len(printed)
 
 
+def test_a_host_lost_before_the_first_save(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that cannot go on from inside begin again, on the hosts that are left."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", hosts.spec(1), "--ssh", hosts.ssh, "--quiet"]
+    command += ["--elastic", "2:3", "--save-every", "5000", "--strategy", "zero1", "train.py", "--slow"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if len(lines) == 10:
+                link(hosts, "down")
+            if sum(line.startswith("9 ") for line in lines) == 2:
+                break
+    finally:
+        link(hosts, "up")
+        process.terminate()
+        _, err = process.communicate(timeout=100)
+    assert "Nothing was saved yet: the run starts again from the beginning." in err
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
+    expected = reported(plain.stdout.splitlines())
+    printed = reported(lines)
+    assert printed == {step: expected[step] for step in printed}
+
+
 def test_a_horovod_script_goes_on_without_a_host(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text(HOROVOD)
     monkeypatch.chdir(tmp_path)

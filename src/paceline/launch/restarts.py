@@ -28,8 +28,8 @@ def with_restarts(
     """The outcome of the last attempt, with the notices of all. Each runs the whole script, from the last save on.
 
     An attempt that failed is followed by another one if `run.restarts` are left; if the run is elastic on several
-    hosts, also if something was saved meanwhile."""
-    saving, left, notices = run.saving, run.restarts, list[str]()
+    hosts, also if something was saved meanwhile, or if a host was lost, for the first time, before anything was."""
+    saving, left, notices, lost = run.saving, run.restarts, list[str](), set[str]()
     if saving is None:
         return attempt(run)
     first = _age(saving.folder)
@@ -58,6 +58,11 @@ def with_restarts(
             left -= left > 0
             allowed = f"; {count(left, 'restart')} left" if run.restarts else ""
             tell(f"{outcome.message}\nThe run starts again from {saving.folder}{allowed}.")
+        elif gone is not None and run.most and not state and not lost.intersection(gone.names):
+            lost.update(gone.names)
+            tell(f"{outcome.message}\nNothing was saved yet: the run starts again from the beginning.")
+            shutil.rmtree(record / "scratch", ignore_errors=True)
+            continue
         elif gone is not None:
             raise gone
         else:
