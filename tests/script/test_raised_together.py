@@ -557,3 +557,44 @@ def test_only_plain_values_travel() -> None:
     assert is_plain((1, "a", [2.0, None, b"x"]))
     for value in (torch.zeros(1), np.float64(1), object(), {1: 2}, 1 << 70, [object()]):
         assert not is_plain(value)
+
+
+# -- hooks on tensors --------------------------------------------------------------------------------------------------
+
+
+class Doubling(nn.Module):
+    """A hook that fails on one worker, as one that uses a tensor of its slice does where that is not a single row."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.layer, self.fails, self.seen = nn.Linear(3, 2).double(), fails, list[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.layer(x))
+        if y.requires_grad:
+            y.register_hook(self.double)
+        return y
+
+    def double(self, grad: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(grad))
+        if self.fails and len(grad) == 7:
+            raise RuntimeError("the size of tensor a must match the size of tensor b")
+        return 2 * grad
+
+
+def doubled(group: Group | None) -> tuple[list[float], int, list[str]]:
+    with nullcontext() if group is None else staged(group) as stage:
+        torch.manual_seed(0)
+        model = Doubling(fails=group is not None and group.rank == 1)
+        model(data()[0]).pow(2).sum().backward()
+        assert model.layer.weight.grad is not None
+        return model.layer.weight.grad.flatten().tolist(), model.seen[-1], [] if stage is None else stage.notices
+
+
+def test_a_hook_that_fails_on_one_worker_sees_slices_on_all(pool: Any) -> None:
+    expected, *_ = doubled(None)
+    found = pool(2).run(doubled)
+    assert [rows for _, rows, _ in found] == [3, 4]
+    for grads, _, notices in found:
+        assert grads == pytest.approx(expected, rel=1e-12)
+        assert any("sees the gradient of its worker's slice" in notice for notice in notices)

@@ -20,6 +20,7 @@ from paceline.comm.axes import Axes
 from paceline.comm.group import Group
 from paceline.errors import UsageError
 from paceline.strategies import catalog
+from paceline.strategies.mesh import functions
 from paceline.strategies.mesh.dimensions import names_of
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.mesh import Mesh
@@ -432,3 +433,13 @@ def bytes_held(group: Group) -> Any:
         model(torch.ones(2, 6))
         weight: Any = model[0].weight
         return [tuple(weight.shape), tuple(weight.shard.to_local().shape)]
+
+
+def test_a_worker_without_memory_does_not_gather_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+    monkeypatch.setattr(functions, "_as_shards", lambda args, kwargs: (args, kwargs))
+    monkeypatch.setattr(functions, "_gathered", lambda *_: pytest.fail("the others do not gather"))
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        functions._pointwise(add, "add", (), {})

@@ -27,6 +27,11 @@ def most_taken() -> int:
     return on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is no more memory, on this worker and perhaps on no other."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
 def limit(size: int) -> None:
     """Limits this worker to `size` more bytes from now on. Every worker calls it before its script."""
     if torch.cuda.is_available():

@@ -35,6 +35,7 @@ from paceline.torch_private import no_functions_or_modes
 if TYPE_CHECKING:
     from paceline.script.seams.stage import Stage
 
+SEES_SLICE = "A hook on a tensor inside a model sees the gradient of its worker's slice"
 NOT_THE_SCRIPTS = ("torch.", "paceline.")
 
 
@@ -114,10 +115,13 @@ def _rescaled_hook(
         return None if found is None else found * world
 
     def of_batch(grad: torch.Tensor) -> Any:
-        whole = crossings.gather(grad, 0, split) / world
+        whole, found, failed = crossings.gather(grad, 0, split) / world, None, False
         try:
             found = hook(whole)
         except RuntimeError:  # probably shapes: the hook may use tensors of its slice. Any other error is raised again
+            failed = True
+        if any(split.group.gather_objects(failed, "a hook on a tensor")):  # also where one row fits by chance
+            stage.views.warn(f"{SEES_SLICE}: it failed on that of the whole batch.")
             return of_slice(grad)
         if found is None:
             return None
@@ -128,10 +132,7 @@ def _rescaled_hook(
     rows = tensor.dim() > 0 and tensor.shape[0] == max(split.mine, 1)
     if all(split.group.gather_objects(rows, "a hook on a tensor")):
         return of_batch
-    stage.views.warn(
-        "A hook on a tensor inside a model sees the gradient of its worker's slice: the tensor's first dimension does "
-        "not count samples."
-    )
+    stage.views.warn(f"{SEES_SLICE}: the tensor's first dimension does not count samples.")
     return of_slice
 
 

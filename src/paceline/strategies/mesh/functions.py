@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
-from paceline.script import tree
+from paceline.script import memory, tree
 from paceline.strategies.mesh import class_losses, entering, layers, lent, transforms
 from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
@@ -201,7 +201,9 @@ def _pointwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     try:
         with no_torch_function():
             found = f(*given, **named)
-    except (RuntimeError, NotImplementedError):  # an operand that DTensor does not know
+    except (RuntimeError, NotImplementedError) as error:  # an operand that DTensor does not know
+        if memory.ran_out(error):  # the other workers would not gather
+            raise
         return _gathered(f, name, args, kwargs)
     return _settled(found)
 

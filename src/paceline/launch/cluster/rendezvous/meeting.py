@@ -153,8 +153,9 @@ class Meeting:
 
     def finish(self, code: int, message: str = "") -> None:
         """Sends all members home with the exit code of the run."""
-        for guest in self._guests.values():
-            self.send(guest.peer, wire.Over(code, message))
+        with self._changed:
+            for guest in self._guests.values():
+                self.send(guest.peer, wire.Over(code, message))
         self._over = True
         self._thread.join()
         self._listener.close(linger=2000)
