@@ -38,7 +38,8 @@ def attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
 def variables(module: nn.Module, reach: Reach) -> Iterator[tuple[str | None, Holder, str, Any]]:
     """Of the script, of hooks, of functions and of classes, each once: where it is, who holds it, name and value."""
     for path, name, value in side_effects.outside(module):
-        yield path, side_effects.owner_of(module, path), name, value
+        holder = side_effects.owner_of(module, path)
+        yield path, getattr(holder, "cells", {}).get(name, holder), name, value
     seen: set[tuple[int, str]] = set()
     for where, holder, name, value in itertools.chain(reach.variables(), reach.class_attributes()):
         if (id(holder), name) not in seen and not (isinstance(holder, dict) and where.startswith(ELSEWHERE)):
