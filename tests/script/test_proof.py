@@ -281,6 +281,29 @@ def test_a_call_in_slices_gives_what_the_whole_batch_gives(pool: Any, name: str,
         same(found, expected)
 
 
+def time_first(group: Group | None) -> tuple[list[torch.Tensor], Any]:
+    """Steps first, with a mask of steps and a mask of samples; first with as many steps as samples."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0).double()
+    found = []
+    with nullcontext() if group is None else staged(group) as stage:
+        for steps in (6, 5, 6):
+            padding = torch.zeros(6, steps, dtype=torch.bool)
+            padding[::2, -1] = True
+            later = torch.ones(steps, steps).triu(1).bool()
+            found.append(layer(rows(steps, 6, 4), later, padding).detach().clone())
+        return found, None if stage is None else stage.views.refusal
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_as_many_steps_as_samples_hide_no_batch(pool: Any, world: int) -> None:
+    expected, _ = time_first(None)
+    for found, refusal in pool(world).run(time_first):
+        assert refusal is None
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
 RIGHT_OR_REFUSED = {
     # The state's first dimension, its layers, is as large as the batch.
     "recurrent with a state and as many layers as rows": Case(Recurrent, lambda: (rows(2, 3, 3), STATE(2))),

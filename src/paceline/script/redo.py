@@ -28,6 +28,7 @@ from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.draws.generators import KINDS, Generators
+from paceline.script.proof.reach import Reach
 from paceline.script.slicing import crossings
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.torch_private import uncompiled
@@ -41,7 +42,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module) -> None:
         subject = uncompiled(module)
-        self._streams, self._generators = rng.snapshot(), Generators(subject, (*KINDS, torch.Generator))
+        self._streams, self._generators = rng.snapshot(), Generators(subject, Reach(subject), (*KINDS, torch.Generator))
         self._buffers = [(m._buffers, dict(m._buffers)) for m in subject.modules() if m._buffers]
         self._values = [(buffer, buffer.clone()) for buffer in subject.buffers()]
         self._attributes = [

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.script import rng, tree
 from paceline.script.proof import surroundings
+from paceline.script.proof.reach import Reach
 from paceline.script.redo import ModuleState
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import current_function_mode, is_compiled
@@ -291,7 +292,7 @@ def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
     """Puts back what calls of the models change, and drops what they print."""
     undo: list[Callable[[], None]] = []
     for model in models:
-        undo += [ModuleState(model).put_back, surroundings.keep(model, attributes=True)]
+        undo += [ModuleState(model).put_back, surroundings.keep(model, Reach(model), attributes=True)]
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.enable_grad():
             yield

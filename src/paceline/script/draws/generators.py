@@ -25,9 +25,9 @@ MANY = 100  # their items that are looked at
 class Generators:
     """The generators that a module can reach, as they are when this is made."""
 
-    def __init__(self, module: nn.Module, kinds: tuple[type, ...] = KINDS) -> None:
+    def __init__(self, module: nn.Module, reach: Reach, kinds: tuple[type, ...] = KINDS) -> None:
         found: dict[int, Any] = {}
-        held = (value for *_, value in itertools.chain(attributes(module), variables(module, Reach(module))))
+        held = (value for *_, value in itertools.chain(attributes(module), variables(module, reach)))
         for value in held:
             _find(value, found, kinds, DEPTH)
         self._states = [(generator, _state(generator)) for generator in found.values()]

@@ -9,6 +9,7 @@ the line that made it.
 from __future__ import annotations
 
 import functools
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +37,7 @@ from paceline.script.slicing.graphs import GraphCuts, graph_ways
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
 from paceline.script.slicing.reasons import describe, refusal, unbatched
 from paceline.script.slicing.side_effects import Place, is_in_module
-from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
+from paceline.script.slicing.ways import Way, batch_of, fits, some_rows, split_of, ways_to_cut
 from paceline.torch_private import is_compiled, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
@@ -62,6 +63,8 @@ class Proof:
         """`group`: the workers that must find the same. `parts`: of a batch; 0: one for each worker."""
         self.group, self.batch_dim, self._draws = group, batch_dim, draws
         self._split: Any = Part(0, parts) if parts else group
+        # How a module's arguments were cut last: in another call as many time steps as samples may hide it.
+        self._ways: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
 
     def __call__(
         self,
@@ -78,9 +81,13 @@ class Proof:
         ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
             return one
+        if module in self._ways and fits(self._ways[module], leaves):
+            ways.insert(0, self._ways[module])
         if (why_not := hooked(module)) is not None:
             return why_not
         plan, why = self.first(plain, module, given, leaves, ways, all_rows=all_rows)
+        if plan is not None and not isinstance(plan.cuts, GraphCuts):
+            self._ways[module] = plan.batch_leaf, plan.cuts
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
             one = Unbatched(f"{describe(module)} gets a batch of less than two rows.")
         return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
@@ -223,14 +230,14 @@ class Proof:
         prepare: Callable[[nn.Module], None],
     ) -> Steps:
         """What the module does with these arguments, which it may change."""
-        with trial.alone(module) as (copied, _, told), self._draws.rehearsal():
+        with trial.alone(module) as (copied, _, told, reach), self._draws.rehearsal():
             prepare(copied)
-            before, held = surroundings.look(copied)
+            before, held = surroundings.look(copied, reach)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
             samples = [*tensors, *copied.parameters(), *copied.buffers(), *held.values()]
             with saving(), Steps(self._draws, samples) as steps:
                 output = plain(copied, *given[0], **given[1])
-            steps.end(output, surroundings.changes(before, surroundings.look(copied)[0]), told())
+            steps.end(output, surroundings.changes(before, surroundings.look(copied, reach)[0]), told())
         return steps
 
 

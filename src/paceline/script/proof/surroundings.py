@@ -26,11 +26,10 @@ ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])),
 LOOKED_AT: tuple[type, ...] = (*PLAIN, *ITERATORS, list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
 
 
-def keep(module: nn.Module, *, attributes: bool = False) -> Callable[[], None]:
+def keep(module: nn.Module, reach: Reach, *, attributes: bool = False) -> Callable[[], None]:
     """Returns a function that puts the present values back. `attributes`: also what containers in attributes of the
     module hold."""
     found: dict[int, tuple[Any, Any]] = {}
-    reach = Reach(module)
     kept = [(holder, name, value, _copied(value)) for _, holder, name, value in _variables(module, reach)]
     for _, _, value, _ in kept:
         _keep(value, found, DEPTH)
@@ -52,7 +51,7 @@ def keep(module: nn.Module, *, attributes: bool = False) -> Callable[[], None]:
     return put_back
 
 
-def look(module: nn.Module) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
+def look(module: nn.Module, reach: Reach) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
     """In reach of the module, by where they are: all plain values (of containers also their sizes), and all tensors
     that are no parameters and no buffers."""
     values: dict[Any, Any] = {}
@@ -62,7 +61,7 @@ def look(module: nn.Module) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
         values[path, "training"] = m.training
     for path, _, name, value in of_modules(module):
         _list((path, name), value, values, tensors, seen, DEPTH)
-    for path, _, name, value in _variables(module, Reach(module)):
+    for path, _, name, value in _variables(module, reach):
         _list((path, name), value, values, tensors, seen, DEPTH)
     return values, tensors
 

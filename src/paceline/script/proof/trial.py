@@ -27,6 +27,7 @@ from paceline.script import rng, tree
 from paceline.script.draws.generators import Generators
 from paceline.script.draws.rows import Drawn, Draws
 from paceline.script.proof import surroundings
+from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import CannotTry, Op, Recorder, reads_noted, require_same, storages_of
 from paceline.script.redo import leaves_behind
 from paceline.script.slicing import bounds, side_effects
@@ -37,6 +38,7 @@ from paceline.torch_private import is_dtensor, own_saved_tensors, plain_class, u
 
 _grad, _backward = torch.autograd.grad, torch.autograd.backward  # bound before the script's are replaced
 _copy_tensor = torch.Tensor.__deepcopy__
+ATOMS = (type(None), bool, int, float, str)  # need no copy
 
 
 @dataclass(slots=True)
@@ -81,15 +83,15 @@ def run(
     all rows. `prepare` may change the copy first. `like`: a trial whose
     operations it must make. CannotTry if it is impossible; the module's own exceptions as they are."""
     traced = Traced()
-    with alone(module) as (copied, guarded, told):
+    with alone(module) as (copied, guarded, told, reach):
         prepare(copied)
         recorder = Recorder(draws, guarded, lines=part is None or part.group.rank == 0)
         named = dict(copied.named_parameters(remove_duplicate=False))
         traced.weights = [recorder.number(t) for t in (*copied.parameters(), *copied.buffers()) if not is_lazy(t)]
         leaves = tree.leaves(given)
         traced.given = [recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        attributes, generators = side_effects.look(copied), Generators(copied)
-        memory, before_call = surroundings.look(copied)
+        attributes, generators = side_effects.look(copied), Generators(copied, reach)
+        memory, before_call = surroundings.look(copied, reach)
         weights = {name: recorder.number(p) for name, p in named.items() if not is_lazy(p)}
         before, python = (generators.digest(), _numpy_position()), rng.python_digest()
         numpy_draws = draws.numpy_draws
@@ -111,7 +113,7 @@ def run(
         traced.states = side_effects.changed(copied, attributes)
         traced.state_numbers = {p: recorder.number(v) for p, v in traced.states.items() if isinstance(v, torch.Tensor)}
         states = {id(value) for value in traced.states.values()}
-        values, tensors = surroundings.look(copied)
+        values, tensors = surroundings.look(copied, reach)
         for where, tensor in tensors.items():
             if id(tensor) not in states and held.get(where) != recorder.number(tensor):
                 traced.kept[surroundings.name_of(where)] = recorder.number(tensor)
@@ -184,12 +186,13 @@ def _numpy_position() -> Any:
 
 
 @contextlib.contextmanager
-def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callable[[], str]]]:
-    """A copy of the module, the storages that must not be written to, and what was printed. Afterwards everything is as
-    it was."""
+def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callable[[], str], Reach]]:
+    """A copy of the module, the storages that must not be written to, what was printed, and what the module's code can
+    reach. Afterwards everything is as it was."""
+    reach = Reach(module)
     streams = rng.snapshot()
     kept = [(p, p.data) for p in module.parameters() if not is_lazy(p) and not is_dtensor(p)]
-    put_back, generators = surroundings.keep(module), Generators(module)
+    put_back, generators = surroundings.keep(module, reach), Generators(module, reach)
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would keep casts of the copy's weights
     log = logging.Logger.callHandlers
@@ -209,7 +212,7 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
             unoptimized_execution(False),
         ):
             warnings.simplefilter("ignore")
-            yield copied, storages_of(shared), written.getvalue
+            yield copied, storages_of(shared), written.getvalue, reach
     finally:
         logging.Logger.callHandlers = log  # type: ignore[method-assign]
         torch.set_autocast_cache_enabled(caching)
@@ -283,6 +286,10 @@ def copy_of(module: nn.Module) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 def _copied_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
     if name == "_compiled_call_impl":
         return None
+    if type(value) in ATOMS:
+        return value
+    if name in side_effects.OWN and isinstance(value, dict) and not value:  # no hooks, no buffers
+        return type(value)()
     if name.endswith("_hooks") and isinstance(value, dict):
         # Hooks are the script's: what they keep is looked at where it is, and put back. Methods are those of the copy.
         made = copy.copy(value)

@@ -24,6 +24,7 @@ from paceline.script.draws.rows import AstrayError, Draws
 from paceline.script.proof import surroundings
 from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Proof
+from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import Names
 from paceline.script.redo import ModuleState, Redo
 from paceline.script.rows import origins
@@ -499,7 +500,7 @@ def _rows(leaves: list[Any], batch_dim: int) -> int:
 
 def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Callable[[], None]:
     """Returns a function that undoes what a call did."""
-    state, variables = ModuleState(module), surroundings.keep(module, attributes=True)
+    state, variables = ModuleState(module), surroundings.keep(module, Reach(module), attributes=True)
 
     def put_back() -> None:
         if any(local[i]._version != version for i, version in versions.items()):

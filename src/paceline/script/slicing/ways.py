@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.script.slicing.graphs import GraphCuts
 
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
+MOST = 32  # ways to cut square arguments
 
 
 def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[Way]:
@@ -20,17 +22,19 @@ def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[Way]:
     `batch_dim`, then along the first two dimensions (time first, batch second). A dimension of size 1 is no batch."""
     tensors = {i: leaf for i, leaf in enumerate(leaves) if can_be_cut(leaf)}
     seen: list[dict[int, int]] = []
-    for dim in dict.fromkeys((batch_dim, 0, 1)):
-        for first, leaf in tensors.items():
-            if leaf.dim() > dim and leaf.shape[dim] != 1:
-                for cuts in _cuts(tensors, first, dim):
-                    if cuts not in seen:
-                        seen.append(cuts)
-                        yield first, cuts
+    for found in (_likely, _others):
+        for dim in dict.fromkeys((batch_dim, 0, 1)):
+            for first, leaf in tensors.items():
+                if leaf.dim() > dim and leaf.shape[dim] != 1:
+                    for cuts in found(tensors, first, dim):
+                        if cuts not in seen:
+                            seen.append(cuts)
+                            yield first, cuts
 
 
-def _cuts(tensors: dict[int, torch.Tensor], first: int, batch_dim: int) -> list[dict[int, int]]:
-    """The dimension of each argument, if the batch is this dimension of the first one."""
+def _likely(tensors: dict[int, torch.Tensor], first: int, batch_dim: int) -> list[dict[int, int]]:
+    """The dimension of each argument, if the batch is this dimension of the first one: of all that have the batch
+    there; and of all that have it anywhere."""
     batch = tensors[first].shape[batch_dim]
     plain = {
         i: dim
@@ -38,18 +42,33 @@ def _cuts(tensors: dict[int, torch.Tensor], first: int, batch_dim: int) -> list[
         if t.shape[(dim := batch_dim if t.dim() > batch_dim else 0)] == batch and (t.dim() > batch_dim or t.dim() == 1)
     }
     others = {i: list(t.shape) for i, t in tensors.items() if i not in plain}
-    deeper = plain | {i: shape.index(batch) for i, shape in others.items() if batch in shape}
-    without = [{i: d for i, d in plain.items() if i != left} for left in reversed(plain) if left != first]
-    # As many time steps as samples: a mask (batch, time) next to tokens (time, batch) fits both ways.
-    turned = [
-        deeper | {i: dim}
-        for i, d in deeper.items()
-        if i != first
-        for dim, size in enumerate(tensors[i].shape)
-        if size == batch and dim != d
-    ]
-    all_turned = deeper | {i: dim for cuts in reversed(turned) for i, dim in cuts.items() if deeper[i] != dim}
-    return [plain, deeper, *without, {first: batch_dim}, *turned, all_turned]
+    return [plain, plain | {i: shape.index(batch) for i, shape in others.items() if batch in shape}]
+
+
+def _others(tensors: dict[int, torch.Tensor], first: int, batch_dim: int) -> Iterator[dict[int, int]]:
+    """The same, if an argument is as long as the batch by chance."""
+    plain, deeper = _likely(tensors, first, batch_dim)
+    for left in reversed(plain):
+        if left != first:
+            yield {i: d for i, d in plain.items() if i != left}
+    yield {first: batch_dim}
+    # As many time steps as samples: a mask (batch, time) next to tokens (time, batch) fits both ways, and one
+    # (time, time) not at all.
+    batch = tensors[first].shape[batch_dim]
+    fits = {i: [d for d, size in enumerate(tensors[i].shape) if size == batch] for i in deeper if i != first}
+    squares = {i: [deeper[i], *(d for d in dims if d != deeper[i]), None] for i, dims in fits.items() if len(dims) > 1}
+    for choice in itertools.islice(itertools.product(*squares.values()), 1, MOST):
+        chosen: dict[int, int | None] = {**deeper, **dict(zip(squares, choice, strict=True))}
+        yield {i: d for i, d in chosen.items() if d is not None}
+
+
+def fits(way: Way, leaves: list[Any]) -> bool:
+    """Whether these arguments can be cut in a way in which others were."""
+    _, cuts = way
+    if not all(i < len(leaves) and can_be_cut(leaves[i]) and leaves[i].dim() > dim for i, dim in cuts.items()):
+        return False
+    sizes = {leaves[i].shape[dim] for i, dim in cuts.items()}
+    return len(sizes) == 1 and 1 not in sizes
 
 
 def batch_of(leaves: list[Any], batch_leaf: int, cuts: dict[int, int]) -> int:

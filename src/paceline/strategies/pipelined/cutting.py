@@ -28,6 +28,7 @@ from paceline.script import rng, tree
 from paceline.script.draws.generators import Generators
 from paceline.script.draws.rows import Draws
 from paceline.script.proof import trial
+from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import CannotTry, Names
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.reasons import name_of
@@ -229,7 +230,7 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
     attributes = side_effects.look(module)
     buffers = {name: buffer.clone() for name, buffer in _buffers(module).items()}
     weights = {name: (p, p._version, p.data_ptr()) for name, p in module.named_parameters()}
-    generators = Generators(module)
+    generators = Generators(module, Reach(module))
     streams, of_generators = rng.snapshot(), generators.digest()
     handles = [inner.register_forward_pre_hook(note, with_kwargs=True) for inner in module.modules()]
     best: tuple[float, list[tuple[str, float, int]]] | None = None
