@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -312,11 +312,32 @@ def plain_class(module: nn.Module) -> type:
     kind = type(module)
     if kind.__module__.startswith("paceline.") and isinstance(module, BatchNorm):
         return next(cls for cls in kind.__mro__ if cls.__module__.startswith("torch.") and cls is not BatchNorm)
-    is_sharded = home is not None and isinstance(module, home.FSDPModule) and kind.__name__.startswith("FSDP")
+    is_sharded = home is not None and home.FSDPModule in kind.__bases__
     return kind.__mro__[2] if is_sharded else kind
+
+
+def is_fsdps_attribute(name: str) -> bool:
+    """Whether a module has this attribute only since FSDP2 took it over."""
+    return name.startswith(("_is_fsdp", "_fsdp")) or "composable" in name
+
+
+def is_fsdps_hook(hook: Any) -> bool:
+    """Whether FSDP2 has set this hook on a module, also where it is wrapped into one of ours."""
+    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp")
 
 
 def is_dtensor(tensor: Any) -> bool:
     """Whether this is a DTensor, without importing torch.distributed.tensor, which takes long."""
     home = sys.modules.get("torch.distributed.tensor")
     return home is not None and isinstance(tensor, home.DTensor)
+
+
+def parameters_in(module: nn.Module, *, recurse: bool = True) -> Iterator[nn.Parameter]:
+    """The parameters that the module and its children hold, each once, whatever the script's class makes of
+    `parameters()`: a list, a part of them, another signature."""
+    seen: set[nn.Parameter] = set()
+    for m in module.modules() if recurse else (module,):
+        for parameter in m._parameters.values():
+            if parameter is not None and parameter not in seen:
+                seen.add(parameter)
+                yield parameter

@@ -37,7 +37,7 @@ EVERY = 12  # of the scripts
 # Scripts of the default run under other strategies; they must not be refused, unless their headers say so.
 NAMED = {
     "sharded": ("hooks_at_first_call", "autograd_grad", "last_update_in_function"),
-    "mesh(data=2,model=2)": ("clip_value", "dropout_everywhere"),
+    "mesh(data=2,model=2)": ("clip_value", "dropout_everywhere", "micro_batches_by_hand"),
     "pipeline(stages=2)": ("inference_mode", "pruning"),
 }
 # Named, and not in the default run: tests/strategies/test_mesh_tokens.py trains with dropout on such a mesh.

@@ -1,6 +1,5 @@
 """The whole set at once, in an order that depends on the process: a mean over it is the same in any order."""
 
-# test: refused=argument 0 of model
 import os
 
 import torch
@@ -16,3 +15,4 @@ for step in range(3):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    print(f"{loss.item():.6f}")

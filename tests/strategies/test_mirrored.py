@@ -434,6 +434,36 @@ def test_gradients_of_all_kinds_of_parameters(pool: Any, script: Callable[..., A
     check(pool, world, script)
 
 
+def sums_in_a_step(group: Group) -> list[int]:
+    """How many buckets are sent in each step of three backwards."""
+    with staged(group):
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        sent, plain, counts = 0, group.start_all_reduce, []
+
+        def start_all_reduce(*args: Any, **kwargs: Any) -> Any:
+            nonlocal sent
+            sent += 1
+            return plain(*args, **kwargs)
+
+        group.start_all_reduce = start_all_reduce  # type: ignore[method-assign]
+        for step in range(6):
+            for part in range(3):
+                (model(torch.ones(4, 3) * (step + part)) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            counts.append(sent)
+            sent = 0
+        del group.start_all_reduce
+        return counts
+
+
+def test_accumulated_gradients_are_sent_once_a_step(pool: Any) -> None:
+    for counts in pool(2).run(sums_in_a_step):
+        assert counts[0] == 3
+        assert counts[-1] == 1
+
+
 # -- buffers -----------------------------------------------------------------------------------------------------------
 
 

@@ -297,6 +297,7 @@ def check(
     assert found.outcome is not None
     assert found.outcome.exit_code == 0, found.outcome.message
     assert found.out == expected.out
+    assert not [notice for notice in found.outcome.notices if "not computed in slices" in notice]
     compare(found.saved(), expected.saved())
     said = [re.match(r"Sharded: a worker keeps (.*) of (.*) of the parameters", n) for n in found.outcome.notices]
     own, total = next([parse_size(text.replace(",", "")) for text in kept.groups()] for kept in said if kept)

@@ -148,6 +148,8 @@ class Buckets:
                 if self.group.timeline is not None:
                     self._record_timeline(number, bucket, began)
                 bucket.pending = None
+                for slot in bucket.slots:
+                    slot.filled = False  # sent again in this backward, it is averaged again
         if self.watcher is not None:
             self.watcher.arrived(flats, ODD not in state)
         carried = tails[:, 2:first].contiguous().view(torch.int64).tolist()

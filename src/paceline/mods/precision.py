@@ -31,6 +31,7 @@ from paceline.mods.support import fp32_outputs
 from paceline.mods.support.grad_scaler import Scaler
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import parameters_in
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,12 +50,12 @@ class Mod:
         self.widen = fp32_outputs.widen if fp32_outputs.are_read(stage.run.mods) else torch.Tensor.float
 
     def on_model(self, module: nn.Module) -> None:
-        if self.scaler is not None and any(parameter.device.type == "cpu" for parameter in module.parameters()):
+        if self.scaler is not None and any(parameter.device.type == "cpu" for parameter in parameters_in(module)):
             self.stage.pulse.notice("precision=fp16: float16 is slow on a CPU; precision=bf16 may be faster.")
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            first = next(module.parameters(), None)
+            first = next(parameters_in(module), None)
             device = "cpu" if first is None else first.device.type
             if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is self.dtype:
                 self._own = True

@@ -23,6 +23,7 @@ from paceline.record.private import write_file
 from paceline.record.stopping import stop
 from paceline.script.recorder import Recorder
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import parameters_in
 
 MOST = 64  # most facts of each kind: a script may make a new loader in every epoch
 
@@ -113,7 +114,7 @@ def _loader(loader: Any) -> LoaderFacts:
 
 
 def _model(module: nn.Module) -> ModelFacts:
-    parameters = list(module.parameters())
+    parameters = list(parameters_in(module))
     convolutions = [one for one in module.modules() if isinstance(one, nn.Conv2d | nn.ConvTranspose2d)]
     return ModelFacts(
         name=type(module).__name__,

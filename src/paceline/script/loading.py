@@ -37,7 +37,7 @@ from paceline.script import loader_position, rng, tree
 from paceline.script.fingerprint import fingerprint, held_by
 from paceline.script.patches import all_of, patch
 from paceline.script.slicing.crossings import Split
-from paceline.torch_private import LoaderIterator, MapDatasetFetcher, pinning
+from paceline.torch_private import LoaderIterator, MapDatasetFetcher, parameters_in, pinning
 
 if TYPE_CHECKING:
     from paceline.script.seams.stage import Stage
@@ -338,7 +338,7 @@ def keeps_generator(dataset: Any) -> bool:
 def keeps_model(dataset: Any) -> bool:
     """Whether a dataset can call a module that has parameters."""
     return _reaches(
-        dataset, lambda thing: isinstance(thing, nn.Module) and next(thing.parameters(), None) is not None, 5, set()
+        dataset, lambda thing: isinstance(thing, nn.Module) and next(parameters_in(thing), None) is not None, 5, set()
     )
 
 

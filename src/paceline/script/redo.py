@@ -31,7 +31,7 @@ from paceline.script.draws.generators import KINDS, Generators
 from paceline.script.proof.reach import Reach
 from paceline.script.slicing import crossings
 from paceline.script.slicing.mutations import Containers, Told
-from paceline.torch_private import uncompiled
+from paceline.torch_private import parameters_in, uncompiled
 
 _backward = torch.autograd.backward  # bound before the script's is replaced
 NOT_STATE = ("_parameters", "_buffers", "_modules")
@@ -96,7 +96,7 @@ class Unchanged:
 
     def __init__(self, group: Group, module: nn.Module, arguments: Any) -> None:
         self._group, self._name = group, type(module).__name__
-        tensors = (*module.parameters(), *tree.leaves(arguments))
+        tensors = (*parameters_in(module), *tree.leaves(arguments))
         self._versions = [(t, _version(t)) for t in tensors if isinstance(t, torch.Tensor)]
 
     def then(self, put_back: Callable[[], None]) -> None:
@@ -226,7 +226,7 @@ class Redo:
     def meet(self, module: nn.Module, inner: list[torch.Tensor]) -> None:
         """A module was called, with these outputs."""
         if module not in self._strays:
-            own = {id(parameter) for parameter in module.parameters()}
+            own = {id(parameter) for parameter in parameters_in(module)}
             self._strays[module] = [weakref.ref(leaf) for leaf in leaves_behind(inner) if id(leaf) not in own]
 
     def refuse(self, what: str) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.torch_private import parameters_in
+
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -16,7 +18,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     kinds: dict[Any, list[nn.Module]] = defaultdict(list)
     for parent in model.modules():
         for child in parent.children():
-            if next(child.children(), None) is None or next(child.parameters(), None) is None:
+            if next(child.children(), None) is None or next(parameters_in(child), None) is None:
                 continue
             if isinstance(child, torch.jit.ScriptModule):
                 continue
@@ -37,4 +39,4 @@ def _outermost(blocks: list[nn.Module]) -> list[nn.Module]:
 def _weight(blocks: list[nn.Module]) -> tuple[int, int]:
     """The number of weights, then the number of blocks: of two kinds with equal weights, the one with more and smaller
     blocks needs less memory."""
-    return sum({p: p.numel() for block in blocks for p in block.parameters()}.values()), len(blocks)
+    return sum({p: p.numel() for block in blocks for p in parameters_in(block)}.values()), len(blocks)

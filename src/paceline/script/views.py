@@ -30,7 +30,7 @@ from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
-from paceline.torch_private import uncompiled
+from paceline.torch_private import parameters_in, uncompiled
 
 OWN_DRAWS = "Each worker draws its own random numbers inside the model, so numbers differ from one process."
 COMPILED_DRAWS = (
@@ -321,6 +321,6 @@ def _models_in_frames() -> list[nn.Module]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         values = list(frame.f_locals.values())
-        found += [v for v in values if isinstance(v, nn.Module) and next(v.parameters(), None) is not None]
+        found += [v for v in values if isinstance(v, nn.Module) and next(parameters_in(v), None) is not None]
         frame = frame.f_back
     return found

@@ -31,7 +31,7 @@ from paceline.strategies.agreement import Agreement
 from paceline.strategies.base import BaseStrategy
 from paceline.strategies.half_done import HalfDone
 from paceline.strategies.loss_check import LossCheck, is_number
-from paceline.torch_private import BatchNorm
+from paceline.torch_private import BatchNorm, own_grad, parameters_in
 
 
 class Mirrored(BaseStrategy):
@@ -77,7 +77,7 @@ class Mirrored(BaseStrategy):
         """Broadcasts rank 0's weights and buffers at the first call."""
         if self.stage.aside:
             return
-        tensors = (*module.parameters(), *module.buffers())
+        tensors = (*parameters_in(module), *module.buffers())
         unknown = [tensor for tensor in tensors if tensor not in self._known and not tensor.is_meta]
         whole = [tensor for tensor in unknown if not isinstance(tensor, self.divided)]  # not a copy of a divided model
         broadcast_all(self.stage.group, whole, "the model's weights")
@@ -90,7 +90,7 @@ class Mirrored(BaseStrategy):
         self._agreement.before_forward(module)
         if module.training:
             self._trained_since_averaging[module] = None
-            if any(parameter not in self._known for parameter in module.parameters()):  # added since the first call
+            if any(parameter not in self._known for parameter in parameters_in(module)):  # added since the first call
                 self._meet_all(module)
         elif module in self._trained_since_averaging:
             self._average_buffers()
@@ -212,7 +212,7 @@ class Mirrored(BaseStrategy):
     def _ready(self, parameter: torch.Tensor) -> None:
         if self.stage.makes_samples():
             return  # a backward of a dataset, on samples that only this worker makes
-        if parameter.grad is None:
+        if own_grad(parameter) is None:
             return  # reached without a gradient: the `None` that an autograd.Function's backward may return
         if len(parameter._post_accumulate_grad_hooks) > 1:
             # A hook of the script uses this gradient inside backward: it must be the global gradient by then.

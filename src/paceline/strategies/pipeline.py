@@ -52,7 +52,7 @@ from paceline.strategies.pipelined.train_step import (
 )
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.strategies.zero1 import Zero1
-from paceline.torch_private import is_checkpointed
+from paceline.torch_private import is_checkpointed, parameters_in
 from paceline.units import size
 
 NOT_1F1B = (
@@ -184,7 +184,7 @@ class Pipeline(StageParts):
         if module not in self._models or (model is not None and module.training not in model.proven):
             model = self._models[module] = self._cut(plain, module, given, model)
         if model is None:
-            self.holding.gather(list(module.parameters()), self.stage.optimizers)
+            self.holding.gather(list(parameters_in(module)), self.stage.optimizers)
             return self.stage.views.call(plain, module, args, kwargs)
         refuse_hooks(module)
         try:
@@ -294,7 +294,7 @@ class Pipeline(StageParts):
         initialise_lazy(plain, module, *given)
         known = None if before is None else before.schedule.cutting
         asked = (self.stages * self.parts, self.cut, None if known is None else known.segments.cuts)
-        group, versions = self.stage.group, [p._version for p in module.parameters()]
+        group, versions = self.stage.group, [p._version for p in parameters_in(module)]
         try:
             with self.holding.team.together(module):
                 try:
@@ -304,7 +304,9 @@ class Pipeline(StageParts):
                 except Exception:  # a model for one batch size. If it raises again, so would the call
                     cutting = cut_model(group, plain, module, given, *asked)
         except ScriptError as why:
-            if not self._has_cut or versions != [p._version for p in module.parameters()]:  # the proof changed weights
+            if not self._has_cut or versions != [
+                p._version for p in parameters_in(module)
+            ]:  # the proof changed weights
                 raise
             self.stage.views.warn(f"{why.message} Therefore every worker computes it whole.")
             return None
@@ -312,7 +314,7 @@ class Pipeline(StageParts):
         if known is not None:
             cutting = known.also(cutting)
         owners = cutting.owners()
-        parameters, mine = list(module.parameters()), self.pipe.rank
+        parameters, mine = list(parameters_in(module)), self.pipe.rank
         numbers = [n for n, p in enumerate(parameters) if any(s % self.stages == mine for s in owners[p])]
         device = next((p.device for p in parameters), torch.device("cpu"))
         workers = {p: [*{stage % self.stages for stage in stages}] for p, stages in owners.items()}
@@ -351,7 +353,7 @@ class Pipeline(StageParts):
     def settle_gradients(self) -> None:
         """Each worker keeps the gradients of what it holds."""
         trained = (p for optimizer in self.stage.optimizers for p in parameters_of(optimizer))
-        for parameter in (*(p for module in self._models for p in module.parameters()), *trained):
+        for parameter in (*(p for module in self._models for p in parameters_in(module)), *trained):
             self.holding.settle_gradient(parameter)
 
     def _ready(self, parameter: torch.Tensor) -> None:

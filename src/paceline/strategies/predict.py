@@ -24,6 +24,7 @@ from paceline.script import rng, tree
 from paceline.script.output.real_files import real_files
 from paceline.script.seams.api import current
 from paceline.script.seams.strategy import Strategy
+from paceline.torch_private import parameters_in
 
 AT_ONCE = 32 << 20  # bytes of a worker's message
 WHAT = "the outputs of a prediction"
@@ -47,7 +48,7 @@ def predict(model: nn.Module, loader: Any, *, call: Call | None = None, write: s
         if stage is None or stage.group.world == 1 or stage.aside or not _deals(stage.strategy):
             return _given(dict(enumerate(call(model, batch) for batch in loader)), None, write)
         group: Group = stage.group
-        broadcast_all(group, (*model.parameters(), *model.buffers()), "the model's weights")
+        broadcast_all(group, (*parameters_in(model), *model.buffers()), "the model's weights")
         before = rng.snapshot()
         with stage.beside():
             own, drew = _compute(model, _deal(loader, group.rank, group.world), call)

@@ -31,7 +31,7 @@ from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
 from paceline.strategies.owned.comparison import compare_options
-from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call
+from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call, parameters_in
 from paceline.units import size
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Sharded(Mirrored):
         """Broadcasts rank 0's weights and buffers. Gradients are met after the model is sharded."""
         if self.stage.aside:
             return
-        tensors = (*module.parameters(), *module.buffers())
+        tensors = (*parameters_in(module), *module.buffers())
         unknown = [t for t in tensors if t not in self._known and not t.is_meta]
         plain = [t for t in unknown if not is_gathered_for_call(t)]
         broadcast_all(self.stage.group, plain, "the model's weights")
@@ -121,7 +121,7 @@ class Sharded(Mirrored):
             return "it is compiled"
         if any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):
             return "it is a ScriptModule"
-        parameters = list(module.parameters())
+        parameters = list(parameters_in(module))
         if any(is_gathered_for_call(p) and not is_dtensor(p) for p in parameters):
             return ""  # a part of a model that is being called
         if any(map(is_dtensor, parameters)):
@@ -134,7 +134,7 @@ class Sharded(Mirrored):
         from paceline.strategies.shards.rules import Rules
         from paceline.strategies.shards.units import Units
 
-        device = next(module.parameters()).device.type
+        device = next(parameters_in(module)).device.type
         if self._mesh is None or self._mesh.device_type != device:
             names = ("data", "shard") if self.replicas > 1 else ("shard",)
             mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, *names)
@@ -339,7 +339,7 @@ class Sharded(Mirrored):
 
     def full(self, part: Any) -> Any:
         if isinstance(part, nn.Module):
-            return copy.deepcopy(part) if any(map(is_dtensor, part.parameters())) else part
+            return copy.deepcopy(part) if any(map(is_dtensor, parameters_in(part))) else part
         tensor = getattr(part, "_now", part)
         if not is_dtensor(tensor) or self._rules is None:
             return tensor

@@ -29,7 +29,7 @@ from paceline.script.proof import surroundings
 from paceline.script.proof.reach import Reach
 from paceline.script.redo import ModuleState
 from paceline.script.seams.stage import Stage
-from paceline.torch_private import current_function_mode, is_compiled
+from paceline.torch_private import current_function_mode, is_compiled, parameters_in
 
 MOST_CALLS = 10_000  # noted per step: more are a loop without a backward
 EXACT = 1e-3  # largest relative error of a replayed loss …
@@ -309,7 +309,7 @@ def _is_called_from(module: str) -> bool:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return next(parameters_in(module), None) is not None
 
 
 def first_line(error: Exception) -> str:

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from paceline.errors import ScriptError
 from paceline.mods.support.kept_gradients import WITHOUT, KeptGradients
 from paceline.script import tree
-from paceline.torch_private import BatchNorm
+from paceline.torch_private import BatchNorm, parameters_in
 
 VALUES = methodcaller("values")
 VERSION = attrgetter("_version")
@@ -75,7 +75,7 @@ class GraphedCall:
         self._output: Any = None
         self._live: list[torch.Tensor] = []  # the outputs with autograd's graph
         self._input_grads: list[torch.Tensor | None] = []
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.parameters = [p for p in parameters_in(module) if p.requires_grad]
         self._inputs = [static(leaf) for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
         taken = iter(self._inputs)
         self._given = tree.replace(given, lambda leaf: next(taken) if isinstance(leaf, torch.Tensor) else leaf)
@@ -305,7 +305,7 @@ def has_hooks(parameters: list[nn.Parameter]) -> bool:
 def reason_against(module: nn.Module, given: Any, *, exchanges: bool) -> str:
     """Why this model cannot be captured, as far as known before a capture; empty if no reason is known. `exchanges`:
     batch norms exchange statistics between workers."""
-    if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *module.parameters())):
+    if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *parameters_in(module))):
         return "not all of its inputs and parameters are on the GPU."
     for name, child in module.named_modules():
         if exchanges and isinstance(child, BatchNorm):

@@ -22,6 +22,7 @@ from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.seams.stage import Stage, call_site
 from paceline.strategies.mirrored import leaves_of, put_first
+from paceline.torch_private import parameters_in
 
 FIRST = 2.0**16
 GROWTH = 2000  # consecutive steps with finite gradients before the scale doubles
@@ -46,7 +47,7 @@ class Scaler:
     # -- backward --------------------------------------------------------------------------------------------------
 
     def before_forward(self, module: nn.Module) -> None:
-        for parameter in module.parameters():
+        for parameter in parameters_in(module):
             self._meet(parameter)
 
     def meet_inputs(self, given: Any) -> None:

@@ -32,6 +32,7 @@ from paceline.mods.support.tape import Tape
 from paceline.mods.support.whole_step import Pending, Recording, WholeStep
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import parameters_in
 
 WARM_UP = 3  # calls of a kind before the capture, in which libraries choose kernels and compilers compile
 COMMON = 0.25  # share of all calls from which on a kind of call gets a graph
@@ -61,7 +62,7 @@ class ModelCalls:
 
     def __init__(self, module: nn.Module) -> None:
         self.layout = GraphLayout(module)
-        self.parameters = list(module.parameters())
+        self.parameters = list(parameters_in(module))
         self.seen: Counter[Any] = Counter()
         self.kinds: dict[Any, CallKind] = {}
         self.refused = False

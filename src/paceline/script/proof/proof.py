@@ -38,7 +38,7 @@ from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
 from paceline.script.slicing.reasons import describe, refusal, unbatched
 from paceline.script.slicing.side_effects import Place, is_in_module
 from paceline.script.slicing.ways import Way, batch_of, fits, some_rows, split_of, ways_to_cut
-from paceline.torch_private import is_compiled, uncompiled
+from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
@@ -234,7 +234,7 @@ class Proof:
             prepare(copied)
             before, held = surroundings.look(copied, reach)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
-            samples = [*tensors, *copied.parameters(), *copied.buffers(), *held.values()]
+            samples = [*tensors, *parameters_in(copied), *copied.buffers(), *held.values()]
             with saving(), Steps(self._draws, samples) as steps:
                 output = plain(copied, *given[0], **given[1])
             steps.end(output, surroundings.changes(before, surroundings.look(copied, reach)[0]), told())

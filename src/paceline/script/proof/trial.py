@@ -34,7 +34,15 @@ from paceline.script.slicing import bounds, side_effects
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.mutations import Containers
 from paceline.script.slicing.side_effects import Place
-from paceline.torch_private import is_dtensor, own_saved_tensors, plain_class, unoptimized_execution
+from paceline.torch_private import (
+    is_dtensor,
+    is_fsdps_attribute,
+    is_fsdps_hook,
+    own_saved_tensors,
+    parameters_in,
+    plain_class,
+    unoptimized_execution,
+)
 
 _grad, _backward = torch.autograd.grad, torch.autograd.backward  # bound before the script's are replaced
 _copy_tensor = torch.Tensor.__deepcopy__
@@ -87,7 +95,7 @@ def run(
         prepare(copied)
         recorder = Recorder(draws, guarded, lines=part is None or part.group.rank == 0)
         named = dict(copied.named_parameters(remove_duplicate=False))
-        traced.weights = [recorder.number(t) for t in (*copied.parameters(), *copied.buffers()) if not is_lazy(t)]
+        traced.weights = [recorder.number(t) for t in (*parameters_in(copied), *copied.buffers()) if not is_lazy(t)]
         leaves = tree.leaves(given)
         traced.given = [recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         attributes, generators = side_effects.look(copied), Generators(copied, reach)
@@ -191,7 +199,7 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
     reach. Afterwards everything is as it was."""
     reach = Reach(module)
     streams = rng.snapshot()
-    kept = [(p, p.data) for p in module.parameters() if not is_lazy(p) and not is_dtensor(p)]
+    kept = [(p, p.data) for p in parameters_in(module) if not is_lazy(p) and not is_dtensor(p)]
     put_back, generators = surroundings.keep(module, reach), Generators(module, reach)
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would keep casts of the copy's weights
@@ -274,6 +282,8 @@ def copy_of(module: nn.Module) -> tuple[nn.Module, dict[str, torch.Tensor]]:
             if memo[id(m)] is m:
                 continue
             for name, value in m.__dict__.items():
+                if is_fsdps_attribute(name):
+                    continue  # the copy is plain, and has whole weights
                 at = f"{path}.{name}".lstrip(".")
                 memo[id(m)].__dict__[name] = _copied_attribute(name, value, memo)
     except Exception as error:  # copying a script's own class may raise anything
@@ -302,7 +312,9 @@ def _copied_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", None) or type(hook).__module__).startswith("paceline.")
+    return is_fsdps_hook(hook) or str(getattr(hook, "__module__", None) or type(hook).__module__).startswith(
+        "paceline."
+    )
 
 
 def _rebound(hook: Any, memo: dict[int, Any]) -> Any:

@@ -48,6 +48,7 @@ from paceline.torch_private import (
     is_tracing,
     is_transformed,
     keep_out_of_graphs,
+    parameters_in,
     set_call_known_to_dynamo,
     unhooked_step,
 )
@@ -158,7 +159,7 @@ def _given_plain_tensors(compiled: Any) -> Any:
     """Compiled code outside a sliced call (a compiled loss) and a mapped function get plain tensors: these cannot be
     traced with own rows."""
     if isinstance(compiled, nn.Module):
-        if next(compiled.parameters(), None) is None:
+        if next(parameters_in(compiled), None) is None:
             compiled.register_forward_pre_hook(lambda _, args, kwargs: _make_plain(args, kwargs), with_kwargs=True)
         return compiled
 
@@ -204,7 +205,7 @@ def _is_ours(thing: Any) -> bool:
 def _is_root(stage: Stage, module: nn.Module) -> bool:
     if stage.only is not None:
         return module in stage.only
-    return module in stage.roots or next(module.parameters(), None) is not None
+    return module in stage.roots or next(parameters_in(module), None) is not None
 
 
 def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:

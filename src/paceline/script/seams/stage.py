@@ -54,7 +54,7 @@ from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
 from paceline.script.views import Views
 from paceline.settings import RunSettings
-from paceline.torch_private import is_transformed
+from paceline.torch_private import is_transformed, parameters_in
 
 SEAMS = (
     "on_optimizer",
@@ -169,7 +169,7 @@ class Stage:
         try:
             if module not in self.roots:
                 self.roots.add(module)
-                if any(parameter.is_cuda for parameter in module.parameters()):
+                if any(parameter.is_cuda for parameter in parameters_in(module)):
                     self.watch.use_cuda()
                 self.views.prepare(plain, module, args, kwargs)
                 self.emit("on_model", module)
@@ -229,7 +229,7 @@ class Stage:
             again = None
             if self.views.redo is not None:
                 told = partial(self.emit, "backward_again")
-                held = [p for root in self.roots for p in root.parameters()]
+                held = [p for root in self.roots for p in parameters_in(root)]
                 plain, again = self.views.redo.begin_backward(plain, losses, held, rest, told)
             if self.rows.world == 1:
                 self._go_back(plain, losses, tensors, grad_tensors, rest)

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from paceline.torch_private import parameters_in
+
 
 def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
     """Initialises lazy parameters with one call: their shapes, and their values from the script's random stream."""
-    if any(is_lazy(p) for p in module.parameters()):
+    if any(is_lazy(p) for p in parameters_in(module)):
         flags = [(m, m.training) for m in module.modules()]
         buffers = [(b, b.clone()) for b in module.buffers() if not is_lazy(b)]
         module.eval()

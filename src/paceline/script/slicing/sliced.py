@@ -56,7 +56,7 @@ from paceline.script.slicing.unfinished import (
     sizes_of,
 )
 from paceline.script.slicing.ways import split_of
-from paceline.torch_private import graph_nodes_made, is_compiled, uncompiled
+from paceline.torch_private import graph_nodes_made, is_compiled, parameters_in, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in an argument's value share a plan
 MOST = 64  # … and then the oldest ones are forgotten
@@ -534,4 +534,4 @@ def _has_parts(module: nn.Module) -> bool:
     """Whether a module calls modules that could be computed in slices. Not seen inside compiled code."""
     if is_compiled(module) or isinstance(module, torch.jit.ScriptModule):
         return False
-    return any(next(child.parameters(), None) is not None for child in module.children())
+    return any(next(parameters_in(child), None) is not None for child in module.children())

@@ -15,6 +15,7 @@ from paceline.comm.coalesced import broadcast_all
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mesh import entering
 from paceline.strategies.mesh.sharded_parameter import is_sharded, split_state
+from paceline.torch_private import parameters_in
 
 
 class SameRows:
@@ -28,14 +29,14 @@ class SameRows:
     def on_model(self, module: nn.Module) -> None:
         if self._stage.aside:
             return
-        tensors = (*module.parameters(), *module.buffers())
+        tensors = (*parameters_in(module), *module.buffers())
         plain = [tensor for tensor in tensors if tensor not in self._met and not (is_sharded(tensor) or tensor.is_meta)]
         broadcast_all(self._stage.group, plain, "the model's weights")
         self._split(module)
-        self._met.update(dict.fromkeys(module.parameters()))
+        self._met.update(dict.fromkeys(parameters_in(module)))
 
     def before_forward(self, module: nn.Module) -> None:
-        if any(parameter not in self._met for parameter in module.parameters()):  # added since the first call
+        if any(parameter not in self._met for parameter in parameters_in(module)):  # added since the first call
             self.on_model(module)
 
     def before_step(self, optimizer: Any) -> None:

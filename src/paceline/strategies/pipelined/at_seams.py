@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from paceline.comm.coalesced import broadcast_all
 from paceline.strategies.loss_check import LossCheck, is_number
 from paceline.strategies.pipelined.stage_tensor import StageTensor
+from paceline.torch_private import parameters_in
 
 
 class AtSeams:
@@ -24,7 +25,7 @@ class AtSeams:
     def on_model(self, module: nn.Module) -> None:
         """Broadcasts rank 0's weights and buffers at the first call."""
         if self._is_alone:
-            tensors = [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta and not is_lazy(t)]
+            tensors = [t for t in (*parameters_in(module), *module.buffers()) if not t.is_meta and not is_lazy(t)]
             tensors = [t for t in tensors if not isinstance(t, StageTensor)]  # a copy of a model that was cut
             broadcast_all(self._stage.group, tensors, "the model's weights")
 

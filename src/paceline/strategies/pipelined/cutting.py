@@ -33,7 +33,7 @@ from paceline.script.proof.recorder import CannotTry, Names
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.pipelined.segment import CannotCut, MissingError, Parcel, Segments
-from paceline.torch_private import BatchNorm, is_compiled
+from paceline.torch_private import BatchNorm, is_compiled, parameters_in
 
 MOST_TRIALS = 24  # places tried for each cut
 MOST_CARRIED = 64  # runs that find out which outputs are handed over besides the arguments of the cut
@@ -64,10 +64,10 @@ class Cutting:
         """The stages that use each parameter. One that no unit has (the forward uses it itself) may be used by all."""
         units, everywhere = self.segments.units, tuple(range(len(self.called)))
         found: dict[nn.Parameter, tuple[int, ...]] = {}
-        parameters = list(self.segments.module.parameters())
+        parameters = list(parameters_in(self.segments.module))
         for stage, paths in enumerate(self.called):
             for path in sorted(paths):
-                for parameter in units[path].parameters():
+                for parameter in parameters_in(units[path]):
                     before = found.get(parameter, ())
                     found[parameter] = before if stage in before else (*before, stage)
         for stage, numbers in enumerate(self.used):  # also by the forward itself, in a stage other than its unit's
@@ -99,7 +99,7 @@ class _Whole:
 
     @classmethod
     def of(cls, module: nn.Module, output: Any, forward: list[str]) -> _Whole:
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        parameters = [p for p in parameters_in(module) if p.requires_grad]
         starts: list[torch.Tensor | None] = []
         for number, leaf in enumerate(tree.leaves(output)):
             starts.append(None)
@@ -222,7 +222,7 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
     def note(inner: nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal parameters
         calls.append((paths[id(inner)], time.perf_counter() - start, parameters))
-        for parameter in inner.parameters(recurse=False):
+        for parameter in parameters_in(inner, recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 parameters += parameter.numel()
@@ -363,7 +363,7 @@ def _try(
         raise CannotCut(f"with a cut at {cuts[-1]} its output is another one")
     if not all(map(_is_same, grads, whole.grads)):
         raise CannotCut(f"with a cut at {cuts[-1]} its gradients are others")
-    numbers = {id(parameter): number for number, parameter in enumerate(module.parameters())}
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters_in(module))}
     own = tuple(frozenset(numbers[id(whole.parameters[i])] for i in some) for some in used)
     return segments, called, own
 

@@ -14,6 +14,7 @@ from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
 from paceline.strategies.pipelined.numbers import settled
 from paceline.strategies.pipelined.stage_tensor import StageTensor, assign_whole_data, whole
+from paceline.torch_private import parameters_in
 
 
 class StageParts(PartGradients):
@@ -29,7 +30,7 @@ class StageParts(PartGradients):
 
     def full(self, part: Any) -> Any:
         if isinstance(part, nn.Module):
-            held = [p for p in part.parameters() if isinstance(p, StageTensor)]
+            held = [p for p in parameters_in(part) if isinstance(p, StageTensor)]
             return copy.deepcopy(part, {id(p): self.full(p) for p in held}) if held else part
         if not isinstance(part, StageTensor):
             return settled(part)

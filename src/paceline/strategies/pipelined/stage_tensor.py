@@ -29,6 +29,7 @@ from paceline.torch_private import (
     disabled_torch_function,
     is_view,
     make_wrapper_subclass,
+    parameters_in,
     plain_data,
     swap_tensor_impl,
     writes_to,
@@ -137,7 +138,7 @@ class Team:
     @contextmanager
     def computing(self, module: nn.Module) -> Iterator[None]:
         """While a stage of the module runs, its parameters are plain. Those of other stages must not be used."""
-        with _in_place_of(module, {id(p): leaf_of(p) for p in module.parameters() if isinstance(p, StageTensor)}):
+        with _in_place_of(module, {id(p): leaf_of(p) for p in parameters_in(module) if isinstance(p, StageTensor)}):
             self.computes = True
             try:
                 yield
@@ -147,7 +148,7 @@ class Team:
     @contextmanager
     def together(self, module: nn.Module) -> Iterator[None]:
         """The module has whole, plain parameters meanwhile, on every worker. Every worker of the pipeline calls it."""
-        own = [p for p in module.parameters() if isinstance(p, StageTensor)]
+        own = [p for p in parameters_in(module) if isinstance(p, StageTensor)]
         wholes = self.gather(own)
         with torch.inference_mode(False):
             plain = {id(p): nn.Parameter(wholes[id(p)], p.requires_grad) for p in own}

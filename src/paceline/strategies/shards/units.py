@@ -31,7 +31,10 @@ from paceline.torch_private import (
     before_fsdp_call,
     fsdp_groups,
     fsdp_state,
+    is_fsdps_attribute,
+    is_fsdps_hook,
     is_transformed,
+    parameters_in,
     pytree_leaves,
     remove_fsdp_hooks,
     reset_fsdp,
@@ -176,15 +179,15 @@ class Units:
 def left_whole(module: nn.Module) -> set[nn.Parameter]:
     """Parameters that stay whole on every worker, because FSDP2 cannot hold them: numbers, other types than most
     parameters have, other memory layouts, sparse gradients, parameters with hooks of the script."""
-    parameters = [p for p in module.parameters() if not is_lazy(p)]
+    parameters = [p for p in parameters_in(module) if not is_lazy(p)]
     counts: dict[torch.dtype, int] = {}
     for p in parameters:
         counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
-    sparse = {p for m in module.modules() if getattr(m, "sparse", False) for p in m.parameters(recurse=False)}
+    sparse = {p for m in module.modules() if getattr(m, "sparse", False) for p in parameters_in(m, recurse=False)}
     usual = max(counts, key=lambda dtype: counts[dtype], default=None)
     return {
         p
-        for p in module.parameters()
+        for p in parameters_in(module)
         if is_lazy(p)
         or p in sparse
         or isinstance(p, DTensor)
@@ -204,9 +207,9 @@ def _is_free(block: nn.Module) -> bool:
 
 def _shared(module: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
     """Parameters that occur in several blocks, or in a block and outside of it: the root gathers them."""
-    inside = [set(block.parameters()) for block in blocks]
+    inside = [set(parameters_in(block)) for block in blocks]
     within = {id(inner) for block in blocks for inner in block.modules()}
-    outside = {p for inner in module.modules() if id(inner) not in within for p in inner.parameters(recurse=False)}
+    outside = {p for inner in module.modules() if id(inner) not in within for p in parameters_in(inner, recurse=False)}
     counts: dict[nn.Parameter, int] = {}
     for some in (*inside, outside):
         for p in some:
@@ -312,33 +315,28 @@ def _behave_as_plain(kind: Any, units: Units) -> None:
 
 
 def plain_copy(module: nn.Module, memo: dict[int, Any], whole: Callable[[DTensor], torch.Tensor]) -> nn.Module:
-    for p in module.parameters():
+    for p in parameters_in(module):
         if isinstance(p, DTensor) and id(p) not in memo:
             memo[id(p)] = nn.Parameter(whole(cast(DTensor, p.detach())), p.requires_grad)
     plain: Any = type(module).__mro__[2]
     made: nn.Module = plain.__new__(plain)
     memo[id(module)] = made
-    own = {key: value for key, value in vars(module).items() if not _is_torchs(key)}
+    own = {key: value for key, value in vars(module).items() if not is_fsdps_attribute(key)}
     kept = {key: _without_ours(value) if key in HOOKS else value for key, value in own.items()}
     made.__dict__.update(copy.deepcopy(kept, memo))
     for inner in made.modules():
         for name in HOOKS:
             if name in inner.__dict__:
                 inner.__dict__[name] = _without_ours(inner.__dict__[name])
-        for name in [name for name in inner.__dict__ if _is_torchs(name)]:
+        for name in [name for name in inner.__dict__ if is_fsdps_attribute(name)]:
             del inner.__dict__[name]
     return made
 
 
-def _is_torchs(key: str) -> bool:
-    return key.startswith(("_is_fsdp", "_fsdp")) or "composable" in key
-
-
 def _without_ours(hooks: Any) -> Any:
-    kept = {key: hook for key, hook in hooks.items() if not _is_fsdps(hook)}
+    kept = {key: hook for key, hook in hooks.items() if not (is_fsdps_hook(hook) or _is_ours(hook))}
     return type(hooks)(kept)
 
 
-def _is_fsdps(hook: Any) -> bool:
-    home = str(getattr(getattr(hook, "hook", hook), "__module__", ""))
-    return home.startswith(("torch.distributed.fsdp", "paceline.strategies.shards"))
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("paceline.strategies.shards")
