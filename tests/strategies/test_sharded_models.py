@@ -297,7 +297,8 @@ def check(
     assert found.outcome is not None
     assert found.outcome.exit_code == 0, found.outcome.message
     assert found.out == expected.out
-    assert not [notice for notice in found.outcome.notices if "not computed in slices" in notice]
+    whole = [notice for notice in found.outcome.notices if "not computed in slices" in notice]
+    assert not whole or name == "asked"  # whose modules mix samples, or count calls
     compare(found.saved(), expected.saved())
     said = [re.match(r"Sharded: a worker keeps (.*) of (.*) of the parameters", n) for n in found.outcome.notices]
     own, total = next([parse_size(text.replace(",", "")) for text in kept.groups()] for kept in said if kept)

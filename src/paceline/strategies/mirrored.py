@@ -212,11 +212,12 @@ class Mirrored(BaseStrategy):
     def _ready(self, parameter: torch.Tensor) -> None:
         if self.stage.makes_samples():
             return  # a backward of a dataset, on samples that only this worker makes
-        if own_grad(parameter) is None:
+        grad = own_grad(parameter)
+        if grad is None:
             return  # reached without a gradient: the `None` that an autograd.Function's backward may return
         if len(parameter._post_accumulate_grad_hooks) > 1:
             # A hook of the script uses this gradient inside backward: it must be the global gradient by then.
-            parameter.grad = crossings.average(parameter.grad, self.group)
+            parameter.grad = crossings.average(grad, self.group)
         else:
             self._buckets.ready(self._known[parameter], parameter)
 
