@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
 from torch.overrides import _get_current_function_mode as current_function_mode
 from torch.utils._device import _device_constructors as list_device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_wrapper
 from torch.utils._pytree import tree_leaves as pytree_leaves
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
@@ -330,6 +331,16 @@ def is_dtensor(tensor: Any) -> bool:
     """Whether this is a DTensor, without importing torch.distributed.tensor, which takes long."""
     home = sys.modules.get("torch.distributed.tensor")
     return home is not None and isinstance(tensor, home.DTensor)
+
+
+def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors of which one of a library's own class consists, as a quantised weight of numbers and scales; a plain
+    tensor itself."""
+    if not is_wrapper(tensor) or is_dtensor(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_parts(getattr(tensor, name))
 
 
 def parameters_in(module: nn.Module, *, recurse: bool = True) -> Iterator[nn.Parameter]:

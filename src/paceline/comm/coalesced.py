@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from paceline.comm.group import Group
+from paceline.torch_private import plain_parts
 
 AT_ONCE = 32 << 20  # bytes of a message: a larger one gains nothing and needs memory
 
@@ -17,7 +18,7 @@ def broadcast_all(group: Group, tensors: Iterable[torch.Tensor], what: str) -> N
     before a model's first call), and the values are equal on all workers unless the script has no seed."""
     if group.world == 1:
         return
-    for together in _messages(tensor.data for tensor in tensors):
+    for together in _messages(part.data for tensor in tensors for part in plain_parts(tensor)):
         if len(together) == 1:
             group.broadcast(together[0], what)
             continue
