@@ -435,6 +435,39 @@ def test_the_refusal_says_what_went_wrong_on_a_slice(pool: Any) -> None:
     assert "invalid for input of size" in pool(2).run(refused, "it runs on four rows only")[0][0]
 
 
+class Centring(nn.Module):
+    """Mixes samples between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.second(y - y.mean(0))
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Centring()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).tanh()
+
+
+def notices_of_nested(group: Group) -> list[str]:
+    with staged(group) as stage:
+        Around().double()(rows(6, 3))
+        return list(stage.notices)
+
+
+def test_one_cause_is_told_once_whatever_modules_are_around_it(pool: Any) -> None:
+    for notices in pool(2).run(notices_of_nested):
+        assert len(notices) == 1
+        assert "The module Centring is not computed in slices" in notices[0]
+
+
 # -- the same module, later --------------------------------------------------------------------------------------------
 
 

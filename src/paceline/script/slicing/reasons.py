@@ -48,7 +48,7 @@ def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], w
     dims = f"dimension{'s' if len(tried) > 1 else ''} {' and '.join(map(str, tried))}"
     other = "If the batch is another dimension: --batch-dim N. " if len(shape) > len(tried) else ""
     return NotSplitError(
-        f"{describe(module)} is not computed in slices: {why}.\n"
+        f"{describe(module)} is not computed in slices: {why.rstrip('.')}.\n"
         f"It was tried along {dims} of {_names(given)[batch_leaf]}, shape {shape}.",
         advice=f"{other}To let every worker see only its own slice, as under DDP: --mod view=slice. {whole}",
     )

@@ -120,7 +120,7 @@ class SlicedCalls:
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
         self.unbatched: Unbatched | None = None  # the first call without a batch
-        self._whole: set[str] = set()  # names of modules that run whole
+        self._told: set[str] = set()  # classes that are not computed in slices, and why
         self.redo: Redo | None = None  # in an elastic run
 
     def call(
@@ -299,10 +299,11 @@ class SlicedCalls:
 
     def _tell_why(self, module: nn.Module, why: NotSplitError, instead: str) -> None:
         self.refusal = self.refusal or why
-        name = type(uncompiled(module)).__name__
-        if name not in self._whole:
-            self._whole.add(name)
-            self.group.pulse.notice(f"{why.message.splitlines()[0]} Therefore {instead}.")
+        told = why.message.splitlines()[0]
+        about = {type(uncompiled(module)).__name__, told.partition(": ")[2]}  # once for a class, and for a cause
+        if not about & self._told:
+            self.group.pulse.notice(f"{told} Therefore {instead}.")
+        self._told |= about
 
     def _join_argument(self, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split) -> None:
         """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
