@@ -74,9 +74,11 @@ class Proof:
         leaves: list[Any],
         *,
         all_rows: bool = False,
+        compared: bool = True,
     ) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch.
-        `all_rows`: on a few rows the module did not compute what it computes on many."""
+        `all_rows`: on a few rows the module did not compute what it computes on many. `compared`: see
+        `is_same_on_all_rows`."""
         plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
         ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
@@ -86,6 +88,8 @@ class Proof:
         if (why_not := hooked(module)) is not None:
             return why_not
         plan, why = self.first(plain, module, given, leaves, ways, all_rows=all_rows)
+        if plan and not compared and not self.is_same_on_all_rows(plain, module, given, plan, compared=False):
+            plan, why = None, "it does not compute on a worker's rows what it computes on a few"
         if plan is not None and not isinstance(plan.cuts, GraphCuts):
             self._ways[module] = plan.batch_leaf, plan.cuts
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
@@ -177,20 +181,30 @@ class Proof:
             judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
         if whole < batch:
             some = [(pieces.given(part), pieces.lend(part)) for part in (1, 0)]
-            if why := self._why_uneven(plain, module, given, some, (first, whole, batch), cuts):
+            if why := self._why_uneven(plain, module, some, (first, whole), [(batch, given)], cuts):
                 raise CannotTry(why)
         return plan
 
-    def is_same_on_all_rows(self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan) -> bool:
+    def is_same_on_all_rows(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan, *, compared: bool
+    ) -> bool:
         """Whether the module does to all rows of this call what it does to a few: no other branch, no virtual batches.
-        Every worker calls it; all get the same answer."""
+        Unless real calls are `compared` with the proof: also to as many rows as each worker has. Every worker calls it;
+        all get the same answer."""
         leaves, (many, few) = tree.leaves(given), FEW
         batch = plan.batch(leaves)
-        found = batch <= many
-        if not found:
+        sizes = {batch}
+        if not compared and not isinstance(plan.cuts, GraphCuts) and not plan.states:
+            sizes.update(split_of(leaves, plan.batch_leaf, plan.cuts, self._split).sizes)
+        larger = sorted(size for size in sizes - {few, many} if size > 1 and (size > many or not compared))
+        found = True
+        if larger:
             try:
-                some = [(_own(some_rows(given, leaves, plan.cuts, rows)), _as_it_is) for rows in (few, many)]
-                found = not self._why_uneven(plain, uncompiled(module), given, some, (few, many, batch), plan.cuts)
+                put = [
+                    (n, given if n == batch else some_rows(given, leaves, plan.cuts, n)) for n in (few, many, *larger)
+                ]
+                some = [(_own(put[i][1]), _as_it_is) for i in range(2)]
+                found = not self._why_uneven(plain, uncompiled(module), some, (few, many), put[2:], plan.cuts)
             except PacelineError:
                 raise
             except Exception:  # the module's own: the call itself, or a proof, will tell
@@ -201,13 +215,14 @@ class Proof:
         self,
         plain: Callable[..., Any],
         module: nn.Module,
-        given: Any,
         some: Sequence[tuple[Any, Callable[[nn.Module], None]]],
-        rows: tuple[int, int, int],
+        rows: tuple[int, int],
+        larger: Sequence[tuple[int, Any]],
         cuts: dict[int, int],
     ) -> str:
-        """What the module does otherwise to all rows than to a few; empty if there is nothing. `some`: the arguments
-        with few rows, and with more, and what prepares the copy for them."""
+        """What the module does otherwise to many rows than to a few; empty if there is nothing. `some`: the arguments
+        with few rows, and with more, of which `rows` are the numbers, and what prepares the copy for them. `larger`:
+        numbers of rows, and the arguments."""
         for saving in (_saves_nothing, nullcontext):
             steps = functools.partial(self._steps, plain, module, saving)
             try:
@@ -216,9 +231,11 @@ class Proof:
                 if saving is nullcontext:
                     raise
                 continue  # it needs what it saved: a gradient inside
-            return growth.why_uneven(
-                few, more, steps(_own(given), _as_it_is), None if isinstance(cuts, GraphCuts) else rows
-            )
+            for size, given in larger:
+                sizes = None if isinstance(cuts, GraphCuts) else (*rows, size)
+                if why := growth.why_uneven(few, more, steps(_own(given), _as_it_is), sizes):
+                    return why
+            break
         return ""
 
     def _steps(

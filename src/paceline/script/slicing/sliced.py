@@ -171,14 +171,20 @@ class SlicedCalls:
         kind = (single, self.guards.key(module, given, leaves, values=few))
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
+        compared = plain is own and not is_compiled(module)  # mods and strategies make operations of their own
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
-        if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves)):
+        if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves, compared)):
             if len(plans) >= MOST:
                 plans.clear()
             with self.group.watch.checking():
                 whole = unsharded(given)
                 known = plans[kind] = self._prove(
-                    own, module, whole, tree.leaves(whole), all_rows=self._failures.get((id(module), kind), 0) > 0
+                    own,
+                    module,
+                    whole,
+                    tree.leaves(whole),
+                    all_rows=self._failures.get((id(module), kind), 0) > 0,
+                    compared=compared,
                 )
                 memory.return_freed()
         if isinstance(known, NotSplitError) and _has_parts(module):
@@ -207,7 +213,7 @@ class SlicedCalls:
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
         is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
         is_due = is_due or plan.is_doubtful
-        if plain is own and not plan.compiled and is_due:  # mods and strategies make operations of their own
+        if compared and not plan.compiled and is_due:
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
                 places = side_effects.look(subject)
@@ -364,7 +370,13 @@ class SlicedCalls:
         return equal_buffers(self._begun.module, norms=self._norms_see_batch(), but=but)
 
     def _holds(
-        self, plan: SlicePlan, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]
+        self,
+        plan: SlicePlan,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        compared: bool,
     ) -> bool:
         """Whether the plan is valid for the number of rows of this call. On the 1st, 2nd, 4th … new number, and on one
         that is larger than all before, the module must do to all rows what it does to a few."""
@@ -378,7 +390,7 @@ class SlicedCalls:
             plan.batches.add(batch)
             if is_largest or _is_due(len(plan.batches)):
                 with self.group.watch.checking():
-                    return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan)
+                    return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
         return True
 
     def _once_more(self, plain: Callable[..., Any], given: Any, why: str) -> Any:
