@@ -146,6 +146,17 @@ def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Ag
             each.close()
 
 
+def test_a_request_that_the_controller_cannot_answer_is_refused(agents: Agents) -> None:
+    line = PassedOn(boot_of(agents), "127.0.0.1")
+    try:
+        line.do(say.Set("name", b"text"), [])
+        with pytest.raises(ValueError, match="1 cannot be added to the key 'name'"):
+            line.do(say.Add("name", 1), [])
+        assert line.do(say.Get("name"), []) == (b"text", [])
+    finally:
+        line.close()
+
+
 def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_path: Path) -> None:
     away, home = tmp_path / "away", tmp_path / "home"
     for folder in (away / "scratch", home):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
+from paceline import threads
 from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits
@@ -36,6 +37,7 @@ def recorded(
 ) -> Outcome:
     """Writes the record's entry before and after `watched`, which starts the workers and waits until all have ended.
     Passes errors on, and notes them in the record."""
+    threads.forget()
     prepare(record, share=run.share_record)
     record = record.resolve()
     entry = Run(

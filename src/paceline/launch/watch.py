@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import zmq
 
+from paceline import threads
 from paceline.comm.link.messages import ROOM, left_key, left_text
 from paceline.errors import PacelineError, RecordError
 from paceline.launch import messages
@@ -159,6 +160,7 @@ class Watch:
         return dict(self._poller.poll(int(1000 * _TICK)))
 
     def _turn(self) -> None:
+        threads.check()
         ready = self._poll()
         for host in [host for host in self._hosts if host not in self._gone]:
             try:

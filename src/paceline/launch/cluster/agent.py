@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
 from paceline.launch.cluster import facts, wire
@@ -65,6 +66,7 @@ class Agent:
         if self._is_ready:
             self._line.send(wire.Ready())
         while True:
+            threads.check()
             self._turn(stack)
 
     def _turn(self, stack: contextlib.ExitStack) -> None:

@@ -95,6 +95,8 @@ class PassedOn:
             if self._socket.poll(200):
                 answer = self._decoder.decode(self._socket.recv())
                 if answer.place == self._asked:
+                    if answer.told.problem:
+                        raise ValueError(answer.told.problem)
                     return answer.told.value, []
             elif self._over.is_set():
                 raise EOFError

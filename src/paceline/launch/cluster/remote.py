@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.comm.link import messages as say
 from paceline.errors import LaunchError
 from paceline.launch import messages
@@ -24,7 +25,7 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.sequence import Sequence as Talk
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
-from paceline.launch.store import Values
+from paceline.launch.store import Values, refusal
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
 
@@ -47,8 +48,7 @@ class Agents:
         self._values, self._lock = Values(), threading.Lock()
         store, self.store_port = self._listen(secret)
         self._over, self._end = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve_store, args=(store,), name="store of the run", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("store of the run", self._serve_store, store)
 
     def pump(self) -> None:
         """Sorts all messages that have arrived into the hosts' inboxes; never waits."""
@@ -122,12 +122,17 @@ class Agents:
                 continue
             if self._is_ours(asked.token):
                 if asked.place != answered.get(asked.agent, (0, b""))[0]:
-                    with self._lock:
-                        value, _ = self._values.do(asked.ask, [])
-                    body = msgspec.msgpack.encode(wire.StoreTold(asked.place, say.Told(value)))
-                    answered[asked.agent] = asked.place, body
+                    answered[asked.agent] = asked.place, self._answer(asked)
                 socket.send_multipart([peer, answered[asked.agent][1]])
         socket.close(linger=0)
+
+    def _answer(self, asked: wire.StoreAsk) -> bytes:
+        try:
+            with self._lock:
+                value, _ = self._values.do(asked.ask, [])
+            return msgspec.msgpack.encode(wire.StoreTold(asked.place, say.Told(value)))
+        except Exception as error:  # of this request
+            return msgspec.msgpack.encode(wire.StoreTold(asked.place, refusal(error)))
 
 
 class RemoteHost:
@@ -225,6 +230,7 @@ class RemoteHost:
 
     def _check(self) -> None:
         """Raises LaunchError once if the host is lost."""
+        threads.check()
         if self._is_lost or (self.begin is not None and self.swept):
             return
         why = self._handle.ended()

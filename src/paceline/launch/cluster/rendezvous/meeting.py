@@ -21,6 +21,7 @@ from typing import Any, Self
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.backend import PATIENCE
 from paceline.launch.cluster.hosts import HostSpec
@@ -99,8 +100,7 @@ class Meeting:
         self._orders: deque[tuple[bytes, wire.ToMember]] = deque()
         self._changed = threading.Condition()
         self._over = False
-        self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("rendezvous", self._serve)
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +116,7 @@ class Meeting:
         begun, told = time.monotonic(), False
         with self._changed:
             while self._order is None:
+                threads.check()
                 waited = time.monotonic() - begun
                 if self._refused:
                     raise LaunchError("\n".join(self._refused), advice="Type the same command on every host.")
