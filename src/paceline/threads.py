@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import LaunchError
 
 on_death: Callable[[threading.Thread, BaseException], None] | None = None
-_died: list[tuple[str, BaseException]] = []
+_raised: list[BaseException] = []
 
 
 def start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
@@ -23,7 +23,12 @@ def start(name: str, target: Callable[..., None], *args: Any) -> threading.Threa
         try:
             target(*args)
         except BaseException as error:
-            _died.append((name, error))
+            died = LaunchError(
+                f"Paceline's thread {name!r} has ended: {type(error).__name__}: {error}",
+                advice="This is a bug of Paceline. Report it with the traceback above.",
+            )
+            died.__cause__ = error
+            hand_over(died)
             if on_death is None:
                 raise  # printed, as those of all threads
             on_death(threading.current_thread(), error)
@@ -33,17 +38,19 @@ def start(name: str, target: Callable[..., None], *args: Any) -> threading.Threa
     return thread
 
 
+def hand_over(error: BaseException) -> None:
+    """Lets the loop that watches the run raise this error of a thread."""
+    _raised.append(error)
+
+
 def check() -> None:
-    """LaunchError if a thread has died since the last call."""
-    if _died:
-        name, error = _died.pop()
-        _died.clear()
-        raise LaunchError(
-            f"Paceline's thread {name!r} has ended: {type(error).__name__}: {error}",
-            advice="This is a bug of Paceline. Report it with the traceback above.",
-        ) from error
+    """Raises what a thread has handed over, or a LaunchError if one has died."""
+    if _raised:
+        error = _raised[0]
+        _raised.clear()
+        raise error
 
 
 def forget() -> None:
     """At the start of a run: threads of an earlier one do not count."""
-    _died.clear()
+    _raised.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,35 @@ def test_what_an_agent_says_arrives_and_what_a_stranger_says_does_not(agents: Ag
     assert heard == [wire.Where(1)]
     for each in (stranger, line):
         each.close()
+
+
+def heard(line: Line, kind: type) -> None:
+    """Waits until an agent hears this of its controller."""
+    by = time.monotonic() + 60
+    while not any(isinstance(message, kind) for message in line.receive()):
+        line.socket.poll(50)
+        assert time.monotonic() < by, f"no {kind.__name__}"
+
+
+def test_an_agent_hears_a_controller_that_is_busy_otherwise(agents: Agents) -> None:
+    """Nobody takes what it has said: the loop that watches the run waits for a disk, or for a terminal."""
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    for _ in range(3):
+        heard(line, wire.Alive)
+    line.close()
+
+
+def test_an_agent_is_told_when_its_controller_is_stopped_and_hears_it_again_when_it_goes_on(agents: Agents) -> None:
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    heard(line, wire.Alive)
+    agents.suspend(0.0)
+    heard(line, wire.Suspended)
+    assert line.receive() == []
+    agents.resume()
+    heard(line, wire.Alive)
+    line.close()
 
 
 def test_a_controller_that_cannot_be_reached_is_told_of(agents: Agents) -> None:

@@ -206,11 +206,15 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
     """A heartbeat of the controller."""
 
 
+class Suspended(msgspec.Struct, tag=True, frozen=True):
+    """The controller will be stopped (Ctrl-Z): nothing will be heard of it until it is continued."""
+
+
 class End(msgspec.Struct, tag=True, frozen=True):
     """The run is over: end yourself."""
 
 
-ToAgent = Listen | Connect | Begin | Signal | Where | Alive | End
+ToAgent = Listen | Connect | Begin | Signal | Where | Alive | Suspended | End
 
 
 class Order(msgspec.Struct, frozen=True):
