@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import stranger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,6 +104,20 @@ def test_what_an_agent_says_arrives_and_what_a_stranger_says_does_not(agents: Ag
     assert heard == [wire.Where(1)]
     for each in (stranger, line):
         each.close()
+
+
+def test_strangers_take_no_memory_of_the_controller_and_are_counted(agents: Agents) -> None:
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    heard(line, wire.Alive)
+    assert agents.strangers() == ""
+    for port in (agents.port, agents.store_port):
+        assert stranger.pour(port) < stranger.ENOUGH
+    by = time.monotonic() + 60
+    while not agents.strangers().startswith("Strangers: 2 connections to the ports of this run"):
+        assert time.monotonic() < by
+        time.sleep(0.01)
+    line.close()
 
 
 def heard(line: Line, kind: type) -> None:

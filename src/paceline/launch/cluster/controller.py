@@ -117,6 +117,9 @@ def _watched(
             entry.workers = msgspec.convert(told, list[WorkerInfo])
             write_run(record, entry)
         watch.until_swept()
+        if strangers := agents.strangers():
+            watch.notices.append(strangers)
+            on_event(Notice(strangers))
         return outcome_of(watch, record, time.monotonic() - begun)
 
 

@@ -18,6 +18,7 @@ import zmq
 
 from paceline import threads
 from paceline.comm.link import messages as say
+from paceline.comm.network.curve import Door, frames_of, joined
 from paceline.errors import LaunchError
 from paceline.launch import messages
 from paceline.launch.cluster import wire
@@ -31,6 +32,10 @@ from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
 
 LOST = 10.0  # seconds without a heartbeat of an agent
+STRANGERS = (
+    "Strangers: {count} connection{s} to the ports of this run came from processes that do not have its key, and were "
+    "refused. Look who can reach the ports of this host."
+)
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
@@ -43,8 +48,12 @@ class Agents:
         self.key, self.token = public.decode(), secrets.token_urlsafe(24)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
-        self._socket, self.port = self._listen(secret)
-        self._store, self.store_port = self._listen(secret)
+        self._socket, self._store = (self._context.socket(zmq.ROUTER) for _ in range(2))
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._doors = [
+            Door(socket, secret, "0.0.0.0", expected=2 * count) for socket in (self._socket, self._store)
+        ]  # an agent first looks whether it reaches the port
+        self.port, self.store_port = (door.port for door in self._doors)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rings when a message has come
         self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
         self._came: deque[tuple[int, wire.FromAgent]] = deque()
@@ -77,6 +86,11 @@ class Agents:
         """Seconds since an agent was last heard. Time in which this process was stopped itself does not count."""
         return self._looked - self._heard[number]
 
+    def strangers(self) -> str:
+        """A notice about connections from processes that do not belong to the run; empty if there were none."""
+        count = sum(door.strangers for door in self._doors)
+        return STRANGERS.format(count=count, s="s" * (count > 1)) if count else ""
+
     def put(self, key: str, value: bytes) -> None:
         """Sets a key of the workers' store. Any thread may call it."""
         with self._lock:
@@ -103,14 +117,6 @@ class Agents:
             os.close(bell)
         self._context.term()
 
-    def _listen(self, secret: bytes) -> tuple[Any, int]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        return socket, socket.bind_to_random_port("tcp://0.0.0.0")
-
     def _is_ours(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self.token.encode())
 
@@ -129,6 +135,8 @@ class Agents:
                 number, message = self._outbox.popleft()
                 if number in self._peers:
                     self._send(number, message, self._sequences[number].add(message))
+        for door in self._doors:
+            door.close()
         self._store.close(linger=0)
         self._socket.close(linger=1000)
 
@@ -140,8 +148,7 @@ class Agents:
         for socket, take in ((self._socket, self._take), (self._store, self._answer)):
             while socket in ready and (frames := _received(socket)):
                 with contextlib.suppress(ValueError, msgspec.DecodeError):  # of a stranger
-                    peer, body = frames
-                    take(peer, body)
+                    take(frames[0], joined(frames[1:]))
         self._looked = time.monotonic()
 
     def _take(self, peer: bytes, body: bytes) -> None:
@@ -160,14 +167,14 @@ class Agents:
 
     def _send(self, number: int, message: wire.ToAgent, place: int) -> None:
         order = wire.Order(message, place, self._sequences[number].heard)
-        self._socket.send_multipart([self._peers[number], msgspec.msgpack.encode(order)])
+        self._socket.send_multipart([self._peers[number], *frames_of(msgspec.msgpack.encode(order))])
 
     def _answer(self, peer: bytes, body: bytes) -> None:
         asked = self._asked.decode(body)
         if self._is_ours(asked.token):
             if asked.place != self._answered.get(asked.agent, (0, b""))[0]:
                 self._answered[asked.agent] = asked.place, self._done(asked)
-            self._store.send_multipart([peer, self._answered[asked.agent][1]])
+            self._store.send_multipart([peer, *frames_of(self._answered[asked.agent][1])])
 
     def _done(self, asked: wire.StoreAsk) -> bytes:
         try:

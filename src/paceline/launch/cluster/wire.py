@@ -15,7 +15,6 @@ from paceline.comm.link import messages as store
 from paceline.launch import messages
 from paceline.settings import RunSettings
 
-LARGEST = 64 << 20  # most bytes of a message
 BEAT = 0.5  # seconds between heartbeats, in both directions
 
 
