@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.launch import horovod_scripts, messages, placement
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Event, Notice, Teller
-from paceline.launch.failures import limits, texts
+from paceline.launch.failures import limits, stall, texts
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
 from paceline.launch.interrupts import Signals
@@ -296,7 +296,7 @@ def _watched(
             channel=channel,
             pipes=pipes,
             warning=run.stall_warning,
-            abort=run.stall_abort,
+            abort=stall.ABORT if run.stall_abort is None else run.stall_abort,
         )
         stack.callback(here.close)
         watch = stack.enter_context(
