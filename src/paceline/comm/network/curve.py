@@ -63,13 +63,19 @@ def joined(frames: Iterable[Any]) -> bytes:
     return b"".join(frames)
 
 
+def place_of(address: str, port: int) -> str:
+    """An address as ZeroMQ writes it."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
 class Door:
     """A TCP port at which a socket listens for peers that know its public key. Used by the socket's thread."""
 
     def __init__(self, guarded: Any, secret: bytes, address: str, port: int = 0, *, expected: int) -> None:
         """`expected`: how many peers may connect at once. OSError if nobody can listen there."""
         self._guarded, self._most, self._closed = guarded, _UNPROVEN + 2 * expected, False
-        self._listening = socket.socket()
+        self._listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        guarded.setsockopt(zmq.IPV6, int(":" in address))
         try:
             self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listening.setblocking(False)
@@ -82,7 +88,7 @@ class Door:
             guarded.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * _HANDSHAKE))
             self._monitor: Any = guarded.get_monitor_socket(_EVENTS)
             guarded.setsockopt(zmq.USE_FD, os.dup(self._listening.fileno()))  # ZeroMQ closes its own
-            guarded.bind(f"tcp://{address}:{self.port}")
+            guarded.bind(place_of(address, self.port))
         except BaseException:
             self._listening.close()
             raise
