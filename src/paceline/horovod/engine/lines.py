@@ -163,6 +163,10 @@ class Carrier:
         pairs = {other: socket.socketpair() for other in ranks}
         self._lines = {other: CarriedLine(own, self) for other, (own, _) in pairs.items()}
         self._ends = {other: end for other, (_, end) in pairs.items()}
+        for end in self._ends.values():
+            end.setblocking(False)
+        self._undelivered = {other: bytearray() for other in ranks}  # what came for a line that is not being read
+        self._over: set[int] = set()  # ranks that have ended, and whose last bytes are undelivered
         self._peers: dict[int, list[bytes]] = {}  # how to send to a rank that has come
         self._complete, self._users = threading.Event(), len(pairs)
         self._poller = zmq.Poller()
@@ -195,15 +199,15 @@ class Carrier:
             self._poller.register(descriptor, zmq.POLLIN)
         beat_at = 0.0
         while self._ends:
-            for source, _ in self._poller.poll(int(1000 * _BEAT)):
+            for source, what in self._poller.poll(int(1000 * _BEAT)):
                 if source is self._carrying:
                     self._receive()
                 elif self._monitor is not None and source is self._monitor:
                     recv_monitor_message(self._monitor)
                     if self._complete.is_set():  # until then ZeroMQ connects again by itself
-                        self._drop(0)
-                elif ranks[source] in self._ends:
-                    self._pass_on(ranks[source])
+                        self._end(0)
+                else:
+                    self._at_line(ranks[source], what)
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + _BEAT
                 self._beat()
@@ -229,7 +233,7 @@ class Carrier:
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
-            self._drop(other)
+            self._end(other)
 
     def _receive(self) -> None:
         while True:
@@ -247,12 +251,10 @@ class Carrier:
                 self._peers[0] = []
                 self._complete.set()
             elif kind == DATA and other in self._ends:
-                try:
-                    self._ends[other].sendall(data)
-                except OSError:  # the line was closed here
-                    self._drop(other)
+                self._undelivered[other] += data
+                self._deliver(other)
             elif kind == BYE and other is not None:
-                self._drop(other)
+                self._end(other)
 
     def _welcome(self, peer: list[bytes], data: bytes) -> None:
         if len(data) == _SECRET + _LENGTH.size and hmac.compare_digest(data[:_SECRET], self._token):
@@ -264,15 +266,46 @@ class Carrier:
                     for each in list(self._peers):
                         self._send(each, WELCOME)
 
-    def _pass_on(self, other: int) -> None:
-        data = self._ends[other].recv(_CHUNK)
-        if other in self._peers:
-            self._send(other, DATA if data else BYE, data)
-        if not data and other in self._ends:
-            self._drop(other)
+    def _at_line(self, other: int, what: int) -> None:
+        """Something can be read from a line, or written to it."""
+        if what & zmq.POLLOUT and other in self._ends:
+            self._deliver(other)
+        if (end := self._ends.get(other)) is not None and what & ~zmq.POLLOUT:
+            try:
+                data = end.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if other in self._peers:
+                self._send(other, DATA if data else BYE, data)
+            if not data:
+                self._close(other)
 
-    def _drop(self, other: int) -> None:
-        """The line to a rank has ended, here or there."""
+    def _deliver(self, other: int) -> None:
+        """Never waits: while nobody reads here, what is sent there goes on."""
+        end, rest = self._ends[other], self._undelivered[other]
+        try:
+            while rest:
+                del rest[: end.send(bytes(rest[:_CHUNK]))]
+        except BlockingIOError:
+            pass
+        except OSError:  # the line was closed here
+            rest.clear()
+            self._over.add(other)
+        if other in self._over and not rest:
+            self._close(other)
+        else:
+            self._poller.register(end.fileno(), zmq.POLLIN | (zmq.POLLOUT if rest else 0))
+
+    def _end(self, other: int) -> None:
+        """The rank has ended, or its connection: its line is closed once everything was read."""
+        self._peers.pop(other, None)
+        if other in self._ends:
+            self._over.add(other)
+            self._deliver(other)
+
+    def _close(self, other: int) -> None:
         self._peers.pop(other, None)
         if (end := self._ends.pop(other, None)) is not None:
             self._poller.unregister(end.fileno())
