@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 ROOMS = (
     *(
         "errors",
+        "threads",
         "units",
         "imports",
         "settings",
@@ -106,6 +107,22 @@ def test_no_folder_is_crowded() -> None:
     """A folder that is a catalogue may be: it holds a file for each rule, mod, page, … and their index."""
     counts = Counter(path.parent.relative_to(PACKAGE) for path in FILES if path.name != "__init__.py")
     assert not {str(folder) for folder, count in counts.items() if count > CROWDED} - CATALOGUES
+
+
+def test_threads_that_others_wait_for_are_started_in_one_place() -> None:
+    """Those that are started elsewhere keep what they raise for who waits for them, or nobody waits for them."""
+    own = {path.name for path in FILES if "threading.Thread(target" in path.read_text() and room_of(path) != "view"}
+    assert own == {
+        "threads.py",
+        "background.py",
+        "controller.py",
+        "gil_probe.py",
+        "limits.py",
+        "sampling.py",
+        "shown_names.py",
+        "thread_pool.py",
+        "tracking.py",
+    }
 
 
 def test_what_runs_in_a_worker_imports_little() -> None:

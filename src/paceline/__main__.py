@@ -6,13 +6,14 @@ this process imports its own modules and parses the command line in the meantime
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.cli.shared.session import Session
-    from paceline.errors import LaunchError
+    from paceline.errors import PacelineError
 
 STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo")
 
@@ -33,16 +34,16 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
     return bool(rest) or verb in ("bandwidth", "demo")  # every other verb needs a script
 
 
-def _refuse(verb: str, error: LaunchError, *, json: bool) -> int:
+def _refuse(verb: str, error: PacelineError, *, json: bool, code: int = 1) -> int:
     """Reports the error with the standard library only: on a machine that cannot start a process, the import of the
     command line's own error report may fail too."""
-    print(f"paceline: {error.message}\n  {error.advice}", file=sys.stderr)
+    print(f"paceline: {error.message}" + (f"\n  {error.advice}" if error.advice else ""), file=sys.stderr)
     if json:
         import json as standard
 
-        told = {"type": "LaunchError", "message": error.message, "advice": error.advice}
+        told = {"type": type(error).__name__, "message": error.message, "advice": error.advice}
         print(standard.dumps({"schema": 1, "verb": verb, "record": None, "error": told}))
-    return 1
+    return code
 
 
 def main(
@@ -55,17 +56,21 @@ def main(
     typed, if it was another program that stands for these arguments."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     zygote = None
-    if _starts_workers(arguments):
-        from paceline.errors import LaunchError
-        from paceline.launch import Zygote
+    json = "--json" in arguments
+    try:
+        from paceline.errors import LaunchError, PacelineError
 
-        try:
-            zygote = Zygote.start()
-        except LaunchError as error:
-            return _refuse(arguments[0], error, json="--json" in arguments)
+        if _starts_workers(arguments):
+            from paceline.launch import Zygote
 
-    from paceline.cli.app import command_line
+            try:
+                zygote = Zygote.start()
+            except LaunchError as error:
+                return _refuse(arguments[0], error, json=json)
 
+        from paceline.cli.app import command_line
+    except KeyboardInterrupt:  # nothing has begun yet: the zygote ends with this process
+        return _refuse(arguments[0], PacelineError("interrupted"), json=json, code=128 + signal.SIGINT)
     return command_line(arguments, zygote, ended=ended, command=command)
 
 

@@ -171,3 +171,14 @@ def test_torchs_own_groups_meet_in_it(pool: Any) -> None:
 
     with alone(3) as workers:
         assert workers.run(of_torch) == [[0, 10, 20]] * 3
+
+
+def test_a_request_that_cannot_be_answered_is_refused_and_the_next_one_is_answered(stores: list[LinkStore]) -> None:
+    a, b = stores
+    a.set("name", "text")
+    with pytest.raises(ValueError, match="1 cannot be added to the key 'name': it holds b'text'"):
+        a.add("name", 1)
+    a.set("large", str(2**64))
+    with pytest.raises(ValueError, match="store of the run"):
+        b.add("large", 1)  # more than a message holds
+    assert b.get("name") == b"text"

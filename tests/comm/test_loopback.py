@@ -24,7 +24,9 @@ def test_our_own_connections_are_no_strangers() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to act as a second account takes root")
-def test_a_connection_of_another_account_is_found() -> None:
+@pytest.mark.parametrize("says", [b"", b"\0" * 8])
+def test_a_connection_of_another_account_is_found_once_it_has_said_something(says: bytes) -> None:
+    """A silent one is nobody's peer: it must not end a run."""
     nobody = pwd.getpwnam("nobody").pw_uid
     with socket.create_server(("127.0.0.1", 0)) as server:
         before = loopback.own_sockets()
@@ -32,15 +34,20 @@ def test_a_connection_of_another_account_is_found() -> None:
         if child == 0:
             os.setgid(nobody)
             os.setuid(nobody)
-            with socket.create_connection(server.getsockname()[:2]):
+            with socket.create_connection(server.getsockname()[:2]) as connection:
+                connection.sendall(says)
                 threading.Event().wait()
-        with server.accept()[0]:
-            assert loopback.strangers(before) == [nobody]
+        with server.accept()[0] as accepted:
+            if says:
+                assert accepted.recv(8, socket.MSG_PEEK | socket.MSG_WAITALL) == says
+            assert loopback.strangers(before) == [nobody] * bool(says)
         os.kill(child, 9)
         os.waitpid(child, 0)
 
 
 def test_a_group_over_gloo_is_refused_where_a_stranger_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loopback, "strangers", lambda before: [65534])
-    with pytest.raises(LaunchError, match="uid 65534"):
-        gloo_group(dist.HashStore(), 0, 1)
+    for address, advice in (("127.0.0.1", "Leave out --backend gloo"), (None, "--interface NAME")):
+        with pytest.raises(LaunchError, match="uid 65534") as caught:
+            gloo_group(dist.HashStore(), 0, 1, address=address)
+        assert advice in caught.value.advice

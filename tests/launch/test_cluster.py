@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import stranger
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +106,49 @@ def test_what_an_agent_says_arrives_and_what_a_stranger_says_does_not(agents: Ag
         each.close()
 
 
+def test_strangers_take_no_memory_of_the_controller_and_are_counted(agents: Agents) -> None:
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    heard(line, wire.Alive)
+    assert agents.strangers() == ""
+    for port in (agents.port, agents.store_port):
+        assert stranger.pour(port) < stranger.ENOUGH
+    by = time.monotonic() + 60
+    while not agents.strangers().startswith("Strangers: 2 connections to the ports of this run"):
+        assert time.monotonic() < by
+        time.sleep(0.01)
+    line.close()
+
+
+def heard(line: Line, kind: type) -> None:
+    """Waits until an agent hears this of its controller."""
+    by = time.monotonic() + 60
+    while not any(isinstance(message, kind) for message in line.receive()):
+        line.socket.poll(50)
+        assert time.monotonic() < by, f"no {kind.__name__}"
+
+
+def test_an_agent_hears_a_controller_that_is_busy_otherwise(agents: Agents) -> None:
+    """Nobody takes what it has said: the loop that watches the run waits for a disk, or for a terminal."""
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    for _ in range(3):
+        heard(line, wire.Alive)
+    line.close()
+
+
+def test_an_agent_is_told_when_its_controller_is_stopped_and_hears_it_again_when_it_goes_on(agents: Agents) -> None:
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    heard(line, wire.Alive)
+    agents.suspend(0.0)
+    heard(line, wire.Suspended)
+    assert line.receive() == []
+    agents.resume()
+    heard(line, wire.Alive)
+    line.close()
+
+
 def test_a_controller_that_cannot_be_reached_is_told_of(agents: Agents) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -144,6 +189,17 @@ def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Ag
     finally:
         for each in (one, two):
             each.close()
+
+
+def test_a_request_that_the_controller_cannot_answer_is_refused(agents: Agents) -> None:
+    line = PassedOn(boot_of(agents), "127.0.0.1")
+    try:
+        line.do(say.Set("name", b"text"), [])
+        with pytest.raises(ValueError, match="1 cannot be added to the key 'name'"):
+            line.do(say.Add("name", 1), [])
+        assert line.do(say.Get("name"), []) == (b"text", [])
+    finally:
+        line.close()
 
 
 def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from launched import Launched
+from test_cluster import boot_of
 
 from paceline.launch import Zygote
 from paceline.launch.cluster import agent, wire
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.remote import Agents
 from paceline.record import read_run, read_steps
 from paceline.settings import RunSettings
 
@@ -90,6 +92,19 @@ def test_an_agent_runs_its_workers_and_sends_the_record_home(zygote: Zygote, fol
     assert len(launched.output().split()) == 4
     assert [len(read_steps(launched.record, rank)) for rank in range(2)] == [4, 4]
     assert [worker.rank for worker in read_run(launched.record).workers] == [0, 1]
+
+
+def test_an_agent_whose_controller_is_silent_says_so(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(agent, "LOST", 0.5)
+    agents = Agents(1)
+    agents._suspended = True  # sends no heartbeat, and has not told of it
+    started = InThread(boot_of(agents), zygote)
+    started._thread.join()
+    started.kill()
+    agents.close()
+    assert "it heard nothing of the host where the run was started" in capsys.readouterr().err
 
 
 def test_a_failure_comes_home_with_its_lines(zygote: Zygote, folder: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from launched import Launched, Play
 
 from paceline.errors import RecordError, UsageError
-from paceline.launch import Event, Zygote, launch
+from paceline.launch import Event, Output, Zygote, launch
 from paceline.record import read_run
 from paceline.settings import RunSettings
 
@@ -323,3 +324,39 @@ def test_a_scripts_finalizers_run_at_its_end_and_torchs_do_not(play: Play) -> No
         """,
     )
     assert launched.output() == launched.log(1) == "the script\n"
+
+
+def test_a_terminal_that_does_not_read_holds_nobody_up(play: Play, tmp_path: Path) -> None:
+    """Whoever shows what the script prints reads nothing until the script has ended. More than what waits in memory."""
+    end = tmp_path / "end"
+    read: list[bool] = []
+
+    def show(launched: Launched, event: Event) -> None:
+        if isinstance(event, Output) and not read:
+            by = time.monotonic() + 60
+            while not end.exists() and time.monotonic() < by:
+                time.sleep(0.01)
+            read.append(end.exists())
+
+    launched = play(
+        f"""
+        import sys
+        for number in range(80):
+            print(number, "x" * 100_000)
+            print(number, file=sys.stderr)
+        open({str(end)!r}, "w").close()
+        """,
+        workers=1,
+        on_event=show,
+    )
+    assert read == [True]
+    assert launched.output() == "".join(f"{number} {'x' * 100_000}\n" for number in range(80))
+    assert launched.output("stderr").split() == [str(number) for number in range(80)]
+
+
+def test_an_error_of_what_shows_a_run_ends_the_run(play: Play) -> None:
+    def show(launched: Launched, event: Event) -> None:
+        raise OverflowError("the terminal is on fire")
+
+    with pytest.raises(OverflowError, match="on fire"):
+        play("print(1)\nimport threading\nthreading.Event().wait(600)", workers=1, on_event=show)

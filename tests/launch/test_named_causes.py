@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from launched import Play
 
 from paceline.errors import LaunchError
 from paceline.launch import Zygote, launch
+from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings
 
 TRAINING = """
@@ -47,6 +49,41 @@ def test_a_traceback_of_another_rank_is_in_its_log(play: Play) -> None:
     assert launched.outcome.failed_rank == 1
     assert launched.log(1).startswith("Traceback")
     assert launched.log(1).rstrip().endswith("ValueError: bad luck")
+
+
+def test_a_thread_of_the_launcher_that_dies_ends_the_run(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers wait for the store, which nobody serves any more."""
+
+    def die(server: LinkServer) -> None:
+        raise OverflowError("a fault")
+
+    monkeypatch.setattr(LinkServer, "serve", die)
+    monkeypatch.setattr(threading, "excepthook", lambda died: None)
+    with pytest.raises(LaunchError, match="thread 'store of the launcher' has ended: OverflowError: a fault"):
+        play(TRAINING.format(fault=""))
+
+
+@pytest.mark.parametrize("name", ["paceline-control", "paceline another"])
+def test_a_thread_of_a_worker_that_dies_ends_the_run(play: Play, name: str) -> None:
+    """While the script would go on for ever. The thread of heartbeats cannot even tell of it."""
+    launched = play(
+        f"""
+        import gc, threading
+        from paceline import threads
+        from paceline.launch.control import Control
+        def die(*_):
+            raise OverflowError("a fault")
+        if {name!r} == "paceline-control":
+            (control,) = [found for found in gc.get_objects() if isinstance(found, Control)]
+            control._beat = die
+        else:
+            threads.start({name!r}, die)
+        threading.Event().wait()
+        """,
+        workers=1,
+    )
+    assert launched.outcome.exit_code == 1
+    assert "OverflowError: a fault" in launched.log(0)
 
 
 def test_an_error_of_megabytes_is_cut_for_the_terminal_and_whole_in_the_log(play: Play) -> None:

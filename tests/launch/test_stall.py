@@ -7,6 +7,7 @@ import pytest
 from launched import Launched, Play
 
 from paceline.launch import watch
+from paceline.launch.failures import stall
 from paceline.launch.failures.stall import Inspector, WorkerStanding, blame, report, why
 from paceline.launch.messages import Beat
 from paceline.record import read_run
@@ -63,6 +64,30 @@ def test_nothing_is_a_stall_while_a_person_is_at_a_prompt() -> None:
     stalled = inspector.look([goes_on, waits], 15.5)
     assert stalled is not None
     assert stalled.longest == 5.5
+
+
+def test_a_run_that_is_stalled_ends_after_half_an_hour_unless_it_has_not_made_a_step() -> None:
+    def gives_up(abort: float | None, step: int, waited: float, silent: float = 0.0) -> bool:
+        standings = [
+            WorkerStanding(0, beat(step=step, waiting="all_reduce", waited=waited), 5000.0),
+            WorkerStanding(1, beat(step=step), 5000.0 - silent),
+        ]
+        return Inspector(60.0, abort).gives_up(standings, 5000.0) is not None
+
+    assert [gives_up(None, 1, waited) for waited in (1799.0, 1800.0)] == [False, True]
+    assert not gives_up(None, 0, 4000.0), "the other one compiles, or downloads"
+    assert gives_up(None, 0, 4000.0, silent=60.0), "… or it does not: it is frozen"
+    assert gives_up(10.0, 0, 10.0), "a limit that was typed holds from the start"
+    assert not gives_up(0.0, 1, 4000.0)
+
+
+def test_time_in_which_the_launcher_was_stopped_is_no_stall() -> None:
+    inspector = Inspector(60.0, None)
+    standings = [WorkerStanding(0, beat(waiting="x", waited=4000.0), 5000.0), WorkerStanding(1, beat(), 10.0)]
+    inspector.excuse(5000.0)
+    assert inspector.gives_up(standings, 5001.0) is None
+    standings[0].heard = 6800.0
+    assert inspector.gives_up(standings, 6800.0) is not None
 
 
 def test_a_prompt_is_no_long_silence_either() -> None:
@@ -132,7 +157,7 @@ def test_zero_switches_the_warning_off_and_abort_has_its_own_limit() -> None:
     assert Inspector(60.0, 5.0).look(stuck, 10.0) is not None
     assert Inspector(60.0, 5.0).gives_up(stuck, 10.0) is not None
     assert Inspector(60.0, 50.0).gives_up(stuck, 10.0) is None
-    assert Inspector(60.0, None).gives_up(stuck, 1e9) is None
+    assert Inspector(60.0, 0.0).gives_up(stuck, 1e9) is None
 
 
 def test_a_frozen_worker_is_called_frozen_also_where_it_last_said_that_it_waits() -> None:
@@ -279,15 +304,21 @@ def test_a_loop_on_every_worker_is_told_of_with_its_line_and_ends_nothing(play: 
     assert text.count(f'{launched.record.parent / "train.py"}", line ') == 2, "a line for each worker"
 
 
-def test_a_worker_that_is_stopped_is_called_frozen_and_ends_the_run(play: Play) -> None:
+def test_a_worker_that_is_stopped_is_called_frozen_and_ends_the_run(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no limit was typed; with every stack once more."""
+    monkeypatch.setattr(stall, "ABORT", 4.0)
+    monkeypatch.setattr(watch, "_STALE", 1.0)
     stopping = TRAINING.replace("while not os.path.exists(release):", "if os.kill(os.getpid(), 19) is None:")
-    launched = play(stopping, stall_warning=1.0, stall_abort=4.0)
-    (text,) = [text for text in launched.stalls if "; step 5," in text]
+    launched = play(stopping, stall_warning=1.0)
+    text, last = [text for text in launched.stalls if "; step 5," in text]
     pid = read_run(launched.record).workers[1].pid
     assert "Missing: worker 1." in text
     assert "worker 1 on" in text
     assert "is frozen (stopped by a signal" in text
-    assert f"kill -CONT {pid}" in text
+    for each in (text, last):
+        assert f"kill -CONT {pid}" in each
     assert (launched.outcome.exit_code, launched.outcome.failed_rank) == (1, 1)
     assert "is frozen" in launched.outcome.cause
     assert "--stall-abort" in launched.outcome.message

@@ -196,3 +196,18 @@ def test_preparing_a_folder_again_takes_out_the_run_before(tmp_path: Path) -> No
 def test_a_step_has_a_field_for_each_phase_in_the_order_of_the_phases() -> None:
     fields = [field for field in Step.__struct_fields__ if field in PHASES]
     assert tuple(fields) == PHASES
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_record_on_a_full_disk_leaves_no_folder_behind(full_disk: Path, there: bool) -> None:
+    full = full_disk / "full"
+    full.write_bytes(b"x" * 8192)
+    folder = full_disk / "record"
+    if there:
+        folder.mkdir(mode=0o700)
+    with pytest.raises(RecordError, match="No space left on device"):
+        prepare(folder)
+    assert {*full_disk.rglob("*")} == {full, *[folder] * there}
+    with pytest.raises(RecordError, match="No space left on device"):
+        new_folder(full_disk, "train.py")
+    assert {*full_disk.rglob("*")} == {full, *[folder] * there}

@@ -582,19 +582,30 @@ class Doubling(nn.Module):
         return 2 * grad
 
 
-def doubled(group: Group | None) -> tuple[list[float], int, list[str]]:
+def doubled(group: Group | None, times: int = 1) -> tuple[list[float], list[int], list[str]]:
     with nullcontext() if group is None else staged(group) as stage:
         torch.manual_seed(0)
         model = Doubling(fails=group is not None and group.rank == 1)
-        model(data()[0]).pow(2).sum().backward()
+        for _ in range(times):
+            model.zero_grad()
+            model(data()[0]).pow(2).sum().backward()
         assert model.layer.weight.grad is not None
-        return model.layer.weight.grad.flatten().tolist(), model.seen[-1], [] if stage is None else stage.notices
+        return model.layer.weight.grad.flatten().tolist(), model.seen, [] if stage is None else stage.notices
 
 
 def test_a_hook_that_fails_on_one_worker_sees_slices_on_all(pool: Any) -> None:
     expected, *_ = doubled(None)
     found = pool(2).run(doubled)
-    assert [rows for _, rows, _ in found] == [3, 4]
+    assert [seen[-1] for _, seen, _ in found] == [3, 4]
     for grads, _, notices in found:
         assert grads == pytest.approx(expected, rel=1e-12)
         assert any("sees the gradient of its worker's slice" in notice for notice in notices)
+
+
+def test_a_hook_that_has_failed_once_is_not_called_twice_again(pool: Any) -> None:
+    expected, *_ = doubled(None)
+    for grads, seen, _ in pool(2).run(doubled, 3):
+        assert grads == pytest.approx(expected, rel=1e-12)
+        assert len(seen) == 1 + 3
+        assert seen[0] == 7
+        assert 7 not in seen[1:]

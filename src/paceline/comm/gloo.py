@@ -11,6 +11,11 @@ from paceline.comm.link import loopback
 from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
+ON_ONE_HOST = "Leave out --backend gloo: the workers of one host then use shared memory that no other account can open."
+BETWEEN_HOSTS = (
+    "Choose a network that only your hosts are on (--interface NAME), keep other accounts off these hosts, or type "
+    "--elastic 1: the connections between the hosts of an elastic run are encrypted and refuse strangers."
+)
 # No time-out: the stall inspector decides when a wait is too long, because it has the stacks of both sides.
 FOREVER = datetime.timedelta(days=30)
 
@@ -30,8 +35,8 @@ def gloo_group(store: Any, rank: int, world: int, *, address: str | None = LOOPB
     # socket table names the account of the peer.
     for account in loopback.strangers(before):
         raise LaunchError(
-            f"The gloo backend is not safe here: another account (uid {account}) connected in place of a worker.",
-            advice="Leave out --backend gloo: the workers of one host then use shared memory that no other account "
-            "can open.",
+            f"Another account of this host (uid {account}) has spoken to a port of Gloo, which takes whoever connects "
+            "first for a worker.",
+            advice=ON_ONE_HOST if address == LOOPBACK else BETWEEN_HOSTS,
         )
     return group

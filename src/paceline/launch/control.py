@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.comm.pulse import Pulse
 from paceline.errors import RecordError
 from paceline.launch import messages
@@ -94,10 +95,10 @@ class Control:
         self._outbox: deque[messages.Said | messages.Failed | messages.Unrecorded] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = False
-        self._thread = threading.Thread(target=self._serve, name="paceline-control", daemon=True)
+        self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread = threads.start("paceline-control", self._serve)
 
     def notice(self, text: str, mod: str = "") -> None:
         self._post(messages.Said(texts.shortened(text), mod))
@@ -113,8 +114,9 @@ class Control:
         """Sends the remaining messages and a last heartbeat. Waits 2 s at most, even if the launcher is gone."""
         self._over = True
         os.eventfd_write(self._bell, 1)
-        self._thread.join(timeout=2)
-        if not self._thread.is_alive():
+        assert self.thread is not None
+        self.thread.join(timeout=2)
+        if not self.thread.is_alive():
             os.close(self._bell)
 
     def _post(self, message: messages.Said | messages.Failed | messages.Unrecorded) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -86,6 +86,26 @@ def held_off() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def told_of_stops(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, Ctrl-Z (SIGTSTP) calls `before`, stops this process, and calls `after` once it goes on."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        before()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        after()
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

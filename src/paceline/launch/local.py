@@ -10,14 +10,15 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.launch import horovod_scripts, messages, placement
 from paceline.launch.control import ControlChannel
-from paceline.launch.events import Event, Notice
-from paceline.launch.failures import limits, texts
+from paceline.launch.events import Event, Notice, Teller
+from paceline.launch.failures import limits, stall, texts
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
 from paceline.launch.interrupts import Signals
@@ -62,11 +63,12 @@ def launch(
         host = placed.host
     dead = remove_dead()
     notices = [found.notice for found in (placed, dead) if found is not None]
-    for notice in notices:
-        on_event(Notice(notice))
     near = placed.near if placed else ()
 
-    def watched(entry: Run, signals: Signals) -> Outcome:
+    def watched(entry: Run, signals: Signals, tell: Teller) -> Outcome:
+        for notice in notices:
+            tell(Notice(notice))
+
         def attempt(run: RunSettings) -> Outcome:
             return _watched(
                 run,
@@ -76,17 +78,17 @@ def launch(
                 zygote=zygote,
                 record=record.resolve(),
                 signals=signals,
-                on_event=on_event,
+                on_event=tell,
                 limit=limit,
             )
 
-        outcome = with_restarts(run, record.resolve(), on_event, attempt)
+        outcome = with_restarts(run, record.resolve(), tell, attempt)
         outcome.notices[:0] = notices
         return outcome
 
     topology = dataclasses.asdict(host) | (placed.recorded if placed else {})
-    with going_on(on_event):
-        return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
+    with going_on(on_event) as tell:
+        return recorded(run, record=record, verb=verb, topology=topology, watched=partial(watched, tell=tell))
 
 
 def _check_mods(run: RunSettings) -> None:
@@ -294,7 +296,7 @@ def _watched(
             channel=channel,
             pipes=pipes,
             warning=run.stall_warning,
-            abort=run.stall_abort,
+            abort=stall.ABORT if run.stall_abort is None else run.stall_abort,
         )
         stack.callback(here.close)
         watch = stack.enter_context(

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import paceline
+from paceline import threads
 from paceline.errors import LaunchError, PacelineError, RecordError
-from paceline.launch.events import Event, Notice
+from paceline.launch.events import Event, Notice, Teller
 from paceline.launch.failures import limits
 from paceline.launch.failures.failure import explain
 from paceline.launch.interrupts import Signals
@@ -36,6 +37,7 @@ def recorded(
 ) -> Outcome:
     """Writes the record's entry before and after `watched`, which starts the workers and waits until all have ended.
     Passes errors on, and notes them in the record."""
+    threads.forget()
     prepare(record, share=run.share_record)
     record = record.resolve()
     entry = Run(
@@ -67,14 +69,15 @@ def recorded(
 
 
 @contextlib.contextmanager
-def going_on(on_event: Callable[[Event], None]) -> Iterator[None]:
-    """Around a run: a record that can no longer be written is told as an event, once, and the run goes on."""
+def going_on(on_event: Callable[[Event], None]) -> Iterator[Teller]:
+    """Around a run: what it tells of is shown by a thread of its own. A record that can no longer be written is told as
+    an event, once, and the run goes on."""
 
-    def tell(error: RecordError) -> None:
-        on_event(Notice(f"{error.message} Recording stops here; the script goes on.\n{error.advice}".rstrip()))
+    def unrecorded(error: RecordError) -> None:
+        tell(Notice(f"{error.message} Recording stops here; the script goes on.\n{error.advice}".rstrip()))
 
-    with stopping.listening(tell):
-        yield
+    with Teller(on_event) as tell, stopping.listening(unrecorded):
+        yield tell
 
 
 def outcome_of(watch: Watch, record: Path, seconds: float) -> Outcome:

@@ -17,6 +17,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from paceline import threads
 from paceline.comm.link import frames
 from paceline.comm.link import messages as say
 
@@ -38,9 +39,7 @@ class Values:
         if isinstance(ask, say.Get):
             return self._values.get(ask.key, (None, []))
         if isinstance(ask, say.Add):
-            total = int(self._values.get(ask.key, (b"0", []))[0]) + ask.amount
-            self._values[ask.key] = str(total).encode(), []
-            return total, []
+            return self._add(ask), []
         if isinstance(ask, say.CompareSet):
             return self._compare_set(ask), []
         if isinstance(ask, say.Has):
@@ -52,6 +51,15 @@ class Values:
     def close(self) -> None:
         for key in list(self._values):
             self._forget(key)
+
+    def _add(self, ask: say.Add) -> int:
+        found = self._values.get(ask.key, (b"0", []))[0]
+        try:
+            total = int(found) + ask.amount
+        except ValueError:
+            raise ValueError(f"{ask.amount} cannot be added to the key {ask.key!r}: it holds {found!r}") from None
+        self._values[ask.key] = str(total).encode(), []
+        return total
 
     def _compare_set(self, ask: say.CompareSet) -> bytes:
         found = self._values.get(ask.key)
@@ -70,7 +78,8 @@ class Values:
 
 
 class Answers(Protocol):
-    """What answers workers' requests, from one thread."""
+    """What answers workers' requests, from one thread. Raises OSError or EOFError if it is over, and any other error
+    for a request that cannot be answered."""
 
     def do(self, ask: say.Ask, came: list[int]) -> tuple[Value, list[int]]: ...
 
@@ -88,10 +97,10 @@ class LinkServer:
         self._answers = Values() if answers is None else answers
         self._decoder = msgspec.msgpack.Decoder(say.Ask)
         self._over, self._end = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self.serve, name="store of the launcher", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        self._thread = threads.start("store of the launcher", self.serve)
 
     def put(self, key: str, value: bytes) -> None:
         """Sets a new key, from the launcher's own thread."""
@@ -119,7 +128,7 @@ class LinkServer:
     def close(self) -> None:
         """Ends the thread and closes every descriptor."""
         os.write(self._end, b"\0")  # a fork of this process may keep its copy open
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
         os.close(self._end)
         os.close(self._over)
@@ -141,8 +150,19 @@ class LinkServer:
         """Answers one request; returns whether the worker is still there."""
         try:
             body, came = frames.receive(worker)
-            value, descriptors = self._answers.do(self._decoder.decode(body), came)
-            frames.send(worker, msgspec.msgpack.encode(say.Told(value)), descriptors)
+            try:
+                value, descriptors = self._answers.do(self._decoder.decode(body), came)
+                answer = msgspec.msgpack.encode(say.Told(value))
+            except (OSError, EOFError):
+                return False
+            except Exception as error:  # of this request: the worker that asked raises it
+                answer, descriptors = msgspec.msgpack.encode(refusal(error)), []
+            frames.send(worker, answer, descriptors)
         except (OSError, EOFError):
             return False
         return True
+
+
+def refusal(error: Exception) -> say.Told:
+    """The answer to a request that cannot be answered."""
+    return say.Told(None, str(error) or type(error).__name__)

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import zmq
 
+from paceline import threads
 from paceline.comm.link.messages import ROOM, left_key, left_text
 from paceline.errors import PacelineError, RecordError
 from paceline.launch import messages
@@ -39,6 +40,8 @@ _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SI
 _GRACE_SAVING = 25.0  # … if it saves its state first; Kubernetes, among others, waits for 30
 _GRACE_FAILED = 1.0  # seconds that a script has to end after another worker failed
 _ANSWERS = 2.0  # seconds to wait for the workers' stacks
+_STALE = 10.0  # seconds after which a report of a stall is made again before the run is ended
+_AWAY = 5.0  # seconds between two turns: the launcher was stopped meanwhile
 _SWEEPING = 15.0  # seconds that the zygote has to end its child processes, after the workers were killed
 _SWEEPING_INSISTED = 5.0  # … and after a second Ctrl-C
 _FAREWELL = 1.0  # seconds to wait for the last heartbeat of a worker that ended by itself
@@ -91,6 +94,7 @@ class Watch:
         self._limit, self._begun = limit, 0.0
         self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by
         self._answers_by = 0.0
+        self._reported_at = self._turned_at = float("-inf")
         self._asked: set[int] = set()  # ranks that were asked for their stack
         self._stacks: dict[int, str] = {}
         self._asking = False
@@ -159,7 +163,12 @@ class Watch:
         return dict(self._poller.poll(int(1000 * _TICK)))
 
     def _turn(self) -> None:
+        threads.check()
         ready = self._poll()
+        now = time.monotonic()
+        if now - self._turned_at > _AWAY:
+            self._inspector.excuse(now)
+        self._turned_at = now
         for host in [host for host in self._hosts if host not in self._gone]:
             try:
                 self._take(host, ready)
@@ -380,16 +389,23 @@ class Watch:
                 standing.state = self._host_of[standing.rank].state_of(standing.pid)
         found = self._inspector.look(self.standings, now)
         if found is not None:
-            self._stalled, self._answers_by, self._stacks = found, now + _ANSWERS, {}
-            able = [rank for rank in self._live if not self.standings[rank].is_frozen]
-            self._asked = {rank for rank in able if self._host_of[rank].ask_where(rank)}
+            self._ask(found, now)
         if self._stalled is not None:
             if self._asked & self._live - self._stacks.keys() and now < self._answers_by:
                 return
             self._tell(Stall(stall.report(self._stalled, self.standings, self._stacks, now)))
-            self._stalled = None
+            self._stalled, self._reported_at = None, now
         over = self._inspector.gives_up(self.standings, now)
-        if over is not None:
+        if over is not None and now - self._reported_at > _STALE:
+            self._ask(over, now)  # once more, with the stacks of now
+        elif over is not None:
             rank = stall.blame(over, now)
-            cause = f"{stall.why(over, rank, now)} (--stall-abort)"
+            default = "" if self._inspector.abort is not None else f": {stall.ABORT / 60:.0f} minutes by default"
+            cause = f"{stall.why(over, rank, now)} (--stall-abort{default})"
             self._failures.add(Failure(rank=rank, kind=FailureKind.STALLED, at=now, cause=cause, exit_code=1))
+
+    def _ask(self, stalled: stall.Stalled, now: float) -> None:
+        """Asks all workers for their stacks, for a report."""
+        self._stalled, self._answers_by, self._stacks = stalled, now + _ANSWERS, {}
+        able = [rank for rank in self._live if not self.standings[rank].is_frozen]
+        self._asked = {rank for rank in able if self._host_of[rank].ask_where(rank)}

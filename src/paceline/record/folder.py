@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import RecordError
@@ -39,7 +40,8 @@ def new_folder(parent: Path, script_name: str, *, share: bool = False) -> Path:
             raise unwritable(folder, NotADirectoryError(errno.ENOTDIR, f"{parent} is a file")) from None
         except OSError as error:
             raise unwritable(folder, error) from error
-        prove(folder)
+        with _taken_back(folder, folder):
+            prove(folder)
         return folder
     raise RecordError(f"{parent} already holds a thousand records of {name}.", advice="Try again in a second.")
 
@@ -48,12 +50,12 @@ def prepare(folder: Path, *, share: bool = False) -> None:
     """Creates the folder if it is missing, removes an earlier run's files (a record belongs to one run), and checks
     that the folder can be written. Other accounts may read the folder only with `share`."""
     try:
-        if folder.is_dir():
-            if not share:
-                keep_private(folder)
-        else:
+        is_new = not folder.is_dir()
+        if is_new:
             make_folder(folder.parent)
             make_record(folder, share=share)
+        elif not share:
+            keep_private(folder)
         per_rank = (
             "log.rank*.txt",
             "steps.rank*.jsonl",
@@ -66,11 +68,26 @@ def prepare(folder: Path, *, share: bool = False) -> None:
         for pattern in (*per_rank, "findings.json", "figures.json"):
             for stale in folder.glob(pattern):
                 stale.unlink()
-        _make_scratch(folder)
-        prove(folder)
-        write_file(folder / RESERVE, _PROBE)
+        with _taken_back(folder, folder / SCRATCH, *([folder] if is_new else [])):
+            _make_scratch(folder)
+            prove(folder)
+            write_file(folder / RESERVE, _PROBE)
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+@contextlib.contextmanager
+def _taken_back(record: Path, *made: Path) -> Iterator[None]:
+    """Around the first writes to a record: if they fail, the folders that were made for it go, as far as they are
+    empty."""
+    try:
+        yield
+    except BaseException:
+        release(record)
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def release(folder: Path) -> None:

@@ -38,7 +38,7 @@ parser.add_argument("--batch-size", type=int)
         ("run --steps=x train.py", "--steps x: not a whole number from 1", "--steps 2"),
         ("run -nx train.py", "-n x: not a whole number", "-n 2"),
         ("run --batch scal train.py", "--batch scal: not one of keep, scale", "--batch scale"),
-        ("run --stall-abort soon train.py", "--stall-abort soon: not a number from 0.1", "--stall-abort"),
+        ("run --stall-abort soon train.py", "--stall-abort soon: not a number from 0", "--stall-abort"),
         ("run --steps", "--steps needs a value", "--steps K"),
         ("run --json=3 train.py", "--json takes no value", "--json"),
         ("converge --target 2 train.py", "--target 2: not a number from 0 to 1", "--target 1"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import stranger
 import torch
 from relay import Relay
 
@@ -119,3 +120,10 @@ def test_a_letter_that_is_not_needed_is_not_waited_for() -> None:
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(wait, (0, 1)))
     assert asked == [1]
+
+
+def test_strangers_take_no_memory_of_a_worker() -> None:
+    letters = Letters(board := Board(), 0, 1, address="127.0.0.1", look=patient())
+    place = board.get("letters0").decode().split()[0]
+    assert stranger.pour(int(place.rpartition(":")[2])) < stranger.ENOUGH
+    letters.close()

@@ -7,11 +7,12 @@ line is printed every 10 seconds in which there was a step.
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.control import Control
@@ -147,8 +148,13 @@ class LiveLine:
     def _write(self, target: IO[str], data: bytes) -> None:
         try:
             target.flush()
-            target.buffer.write(data)  # type: ignore[attr-defined]
-            target.flush()
+            # Not through the buffer: it would stay locked while nobody reads, and the process needs that lock to end.
+            raw: Any = getattr(target.buffer, "raw", target.buffer)  # type: ignore[attr-defined]
+            while data:
+                written = raw.write(data)
+                if written is None:  # somebody has made the terminal non-blocking
+                    select.select([], [target], [])
+                data = data[written or 0 :]
         except BrokenPipeError:
             # The reader is gone (`| head`), which is no reason to stop training.
             pass

@@ -182,9 +182,9 @@ StallAbort = Annotated[
     typer.Option(
         "--stall-abort",
         metavar="SECONDS",
-        min=0.1,
-        help="Waiting time before a stalled run is ended.",
-        show_default="never",
+        min=0.0,
+        help="Waiting time before a stalled run is ended; 0: never.",
+        show_default="1800, from the first step on",
         rich_help_panel=STALLS,
     ),
 ]

@@ -46,7 +46,8 @@ class LinkSocket:
         self._due: dict[int, Callable[[], None]] = {}  # by thread: what to do after its request
 
     def ask(self, question: say.Ask, descriptors: list[int] | None = None) -> tuple[Any, list[int]]:
-        """The answer and its descriptors. Raises PeerLostError if the launcher is gone."""
+        """The answer and its descriptors. Raises PeerLostError if the launcher is gone, ValueError if it cannot answer
+        this."""
         if os.getpid() != self._pid:
             raise PeerLostError("A process forked by a worker cannot use the worker's link to the launcher.")
         self._asking.add(threading.get_ident())
@@ -61,7 +62,10 @@ class LinkSocket:
             self._asking.discard(threading.get_ident())
         if self._due and (due := self._due.pop(threading.get_ident(), None)) is not None:
             due()
-        return self._decoder.decode(body).value, came
+        told = self._decoder.decode(body)
+        if told.problem:
+            raise ValueError(f"The store of the run: {told.problem}.")
+        return told.value, came
 
     def when_free(self, action: Callable[[], None]) -> None:
         """Calls `action`, which may ask: now, or after the request that this thread waits for. For signal handlers,

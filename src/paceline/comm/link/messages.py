@@ -59,9 +59,10 @@ Ask = Set | Get | Add | CompareSet | Has | Delete | Count
 
 
 class Told(msgspec.Struct, frozen=True):
-    """The answer to a request."""
+    """The answer to a request, or why there is none."""
 
     value: bytes | int | None
+    problem: str = ""
 
 
 # --- in an elastic run: who is left, written by the launcher

@@ -22,6 +22,7 @@ import torch
 import zmq
 
 from paceline.comm.network.connections import Connections
+from paceline.comm.network.curve import Door, frames_of, trust
 
 _HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
 _LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest
@@ -48,24 +49,20 @@ class Letters:
         public, secret = zmq.curve_keypair()
         self._token = secrets.token_hex(16)
         self._inbox: Any = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.CURVE_SERVER, 1)
-        self._inbox.setsockopt(zmq.CURVE_SECRETKEY, secret)
         self._inbox.setsockopt(zmq.RCVHWM, 0)
-        port = self._inbox.bind_to_random_port(f"tcp://{address}")
+        self._door = Door(self._inbox, secret, address, expected=world)
         self._came: dict[tuple[int, int], dict[int, Letter]] = {}
         self._over: tuple[int, int] = (0, -1)  # the latest collective and phase whose letters were all collected
         self._to: dict[int, tuple[Any, bytes]] = {}  # the socket to each peer, and the peer's token
         self._sent: dict[int, list[list[Any]]] = {peer: [] for peer in self.peers}  # what may have to be sent again
         self._connections: dict[int, Connections] = {}  # to each peer
         try:
-            store.set(f"letters{rank}", f"tcp://{address}:{port} {public.decode()} {self._token}")
+            store.set(f"letters{rank}", f"tcp://{address}:{self._door.port} {public.decode()} {self._token}")
             for peer in self.peers:
                 place, key, token = store.get(f"letters{peer}").decode().split()
                 socket: Any = self._context.socket(zmq.PUSH)
                 self._to[peer] = socket, token.encode()
-                socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
-                socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-                socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+                trust(socket, key)
                 socket.setsockopt(zmq.SNDHWM, 0)
                 socket.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED)
                 self._connections[peer] = Connections(socket)
@@ -78,7 +75,7 @@ class Letters:
         """Sends bytes. They must not change until all peers have said that they have them (`arrived`)."""
         _, token = self._to[peer]
         frames = [token, _HEAD.pack(number, phase, self.rank), call]
-        self._sent[peer].append(frames if data is None else [*frames, data.numpy()])
+        self._sent[peer].append(frames if data is None else [*frames, *frames_of(data.numpy())])
         self._send(peer, self._sent[peer][-1])
 
     def collect(self, number: int, phase: int, *, or_so: Callable[[], bool] = lambda: False) -> dict[int, Letter]:
@@ -110,6 +107,7 @@ class Letters:
         """With `linger`, waits so many milliseconds for what was sent last."""
         for connection in self._connections.values():
             connection.close()
+        self._door.close()
         for socket in (self._inbox, *(socket for socket, _ in self._to.values())):
             socket.close(linger=linger)
         self._sent.clear()
@@ -135,11 +133,7 @@ class Letters:
         number, phase, sender = _HEAD.unpack(head.bytes)
         if (number, phase) <= self._over:
             return  # it has come before
-        raw = data[0].buffer if data and len(data[0]) else None
-        held = torch.empty(0, dtype=torch.uint8, device="cpu") if raw is None else _tensor(raw)
+        # A copy: what came is read-only, and lies at any address.
+        raw = bytearray().join(frame.buffer for frame in data)
+        held = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8, device="cpu")
         self._came.setdefault((number, phase), {})[sender] = Letter(call.bytes, held)
-
-
-def _tensor(raw: Any) -> torch.Tensor:
-    """A copy: what came is read-only, and lies at any address."""
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)

@@ -7,13 +7,13 @@ happens on a thread of its own, so that a worker computes on while its peer is s
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from paceline import threads
 from paceline.comm import plain
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.mailbox import Mailbox
@@ -31,7 +31,7 @@ class Post:
         self._waiting, self._send, self._receive = waiting, send, receive
         self._outgoing: queue.SimpleQueue[tuple[int, list[torch.Tensor]] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        threading.Thread(target=self._deliver, name="paceline-post", daemon=True).start()
+        threads.start("paceline-post", self._deliver)
 
     def send(self, to: int, value: Any, tensors: Sequence[torch.Tensor | None]) -> None:
         """Sends a copy, and returns at once. If the peer is gone, a later `send` or `receive` raises."""

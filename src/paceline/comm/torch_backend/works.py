@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline import threads
 from paceline.comm.call_site import script_line
 from paceline.errors import PacelineError
 
@@ -147,7 +148,7 @@ class Queue:
 
     def _start_thread(self) -> None:
         self._threads += 1
-        threading.Thread(target=self._serve, name=f"paceline {self._name}", daemon=True).start()
+        threads.start(f"paceline {self._name}", self._serve)
 
     def _serve(self) -> None:
         while self._run_next():

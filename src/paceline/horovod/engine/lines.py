@@ -1,27 +1,37 @@
 """The connections between rank 0 and every other rank, for negotiation only: tensors take other ways.
 
 On one host under Paceline's launcher, a line is a pair of connected sockets that rank 0 makes and hands over through
-the launcher: no port is opened. Otherwise rank 0 listens at a port, and the others prove with a secret from the run's
-store that they belong to the run.
+the launcher: no port is opened. Otherwise rank 0 listens at a port, everything there is encrypted, and the others prove
+with a key and a token from the run's store that they belong to the run.
 """
 
 from __future__ import annotations
 
+import errno
 import hmac
 import os
 import secrets
 import select
 import socket
 import struct
+import threading
+import time
 from typing import Any
 
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from paceline import threads
 from paceline.comm.hosts import address_towards
 from paceline.comm.link.client import LinkStore
+from paceline.comm.network.curve import Door, place_of, trust
 from paceline.horovod.engine.membership import Membership
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
 _SECRET = 32  # bytes
+_BEAT = 0.5  # seconds
+HELLO, WELCOME, DATA, BEAT, BYE = (bytes([number]) for number in range(5))
 
 
 class LineClosed(Exception):
@@ -33,8 +43,6 @@ class Line:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        if connected.family != socket.AF_UNIX:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connected
         self._came = bytearray()
 
@@ -119,31 +127,201 @@ def _through_launcher(store: LinkStore, member: Membership) -> dict[int, Line]:
 def _listen(store: Any, member: Membership) -> dict[int, Line]:
     settings = member.settings
     address = settings.address or address_towards(settings.store_host, settings.store_port)
-    secret = secrets.token_bytes(_SECRET)
-    lines: dict[int, Line] = {}
-    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
-        store.set("secret", secret)
-        store.set("address", f"{address} {server.getsockname()[1]}")
-        while len(lines) < member.size - 1:
-            caller, _ = server.accept()
-            caller.settimeout(10)
-            try:
-                said = caller.recv(_SECRET + _LENGTH.size, socket.MSG_WAITALL)
-            except OSError:
-                said = b""
-            rank = _LENGTH.unpack(said[_SECRET:])[0] if len(said) == _SECRET + _LENGTH.size else 0
-            if hmac.compare_digest(said[:_SECRET], secret) and 0 < rank < member.size and rank not in lines:
-                lines[rank] = Line(caller)
-            else:
-                caller.close()
-    return lines
+    context: Any = zmq.Context()
+    socket_ = context.socket(zmq.ROUTER)
+    socket_.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a rank that is gone is an error
+    public, secret = zmq.curve_keypair()
+    door = Door(socket_, secret, address, expected=member.size)
+    token = secrets.token_bytes(_SECRET)
+    store.set("lines", f"{place_of(address, door.port)} {public.decode()} {token.hex()}")
+    return Carrier(context, socket_, range(1, member.size), token, rank=0, door=door).lines()
 
 
 def _dial(store: Any, member: Membership) -> dict[int, Line]:
-    address, port = bytes(store.get("address")).decode().split()
-    caller = socket.create_connection((address, int(port)))
-    caller.sendall(bytes(store.get("secret")) + _LENGTH.pack(member.rank))
-    return {0: Line(caller)}
+    place, key, token = bytes(store.get("lines")).decode().split()
+    context: Any = zmq.Context()
+    socket_ = context.socket(zmq.DEALER)
+    socket_.setsockopt(zmq.IPV6, int("[" in place))
+    trust(socket_, key)
+    carrier = Carrier(context, socket_, range(1), bytes.fromhex(token), rank=member.rank)
+    socket_.connect(place)
+    return carrier.lines()
+
+
+class Carrier:
+    """Carries the bytes of this rank's lines over one encrypted socket, in a thread of its own: to a line it looks like
+    a pair of sockets of this process. Rank 0 listens. When a rank ends, its line is closed on the other side."""
+
+    def __init__(
+        self, context: Any, carrying: Any, ranks: range, token: bytes, *, rank: int, door: Door | None = None
+    ) -> None:
+        """`ranks`: those at the other ends. `rank`: this one."""
+        self._context, self._carrying, self._door, self._token, self._rank = context, carrying, door, token, rank
+        carrying.setsockopt(zmq.SNDHWM, 0)
+        carrying.setsockopt(zmq.RCVHWM, 0)
+        self._monitor = None if door is not None else carrying.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        pairs = {other: socket.socketpair() for other in ranks}
+        self._lines = {other: CarriedLine(own, self) for other, (own, _) in pairs.items()}
+        self._ends = {other: end for other, (_, end) in pairs.items()}
+        for end in self._ends.values():
+            end.setblocking(False)
+        self._undelivered = {other: bytearray() for other in ranks}  # what came for a line that is not being read
+        self._over: set[int] = set()  # ranks that have ended, and whose last bytes are undelivered
+        self._peers: dict[int, list[bytes]] = {}  # how to send to a rank that has come
+        self._complete, self._users = threading.Event(), len(pairs)
+        self._poller = zmq.Poller()
+
+    def lines(self) -> dict[int, Line]:
+        """Waits until all ranks have come."""
+        self._thread = threads.start("lines of horovod", self._serve)
+        try:
+            while not self._complete.wait(1.0):
+                pass
+        except BaseException:  # Ctrl-C
+            for line in self._lines.values():
+                line.close()
+            raise
+        return dict(self._lines)
+
+    def release(self) -> None:
+        """A line was closed. With the last one, waits until what it has sent has left this process, 3 s at most."""
+        self._users -= 1
+        if not self._users:
+            self._thread.join(timeout=3)
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        for source in (self._carrying, *([self._monitor] if self._monitor is not None else [])):
+            self._poller.register(source, zmq.POLLIN)
+        ranks = {end.fileno(): other for other, end in self._ends.items()}
+        for descriptor in ranks:
+            self._poller.register(descriptor, zmq.POLLIN)
+        beat_at = 0.0
+        while self._ends:
+            for source, what in self._poller.poll(int(1000 * _BEAT)):
+                if source is self._carrying:
+                    self._receive()
+                elif self._monitor is not None and source is self._monitor:
+                    recv_monitor_message(self._monitor)
+                    if self._complete.is_set():  # until then ZeroMQ connects again by itself
+                        self._end(0)
+                else:
+                    self._at_line(ranks[source], what)
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + _BEAT
+                self._beat()
+        if self._door is not None:
+            self._door.close()
+        if self._monitor is not None:
+            self._carrying.disable_monitor()
+            self._monitor.close(linger=0)
+        self._carrying.close(linger=2000)
+        self._context.term()
+
+    def _beat(self) -> None:
+        """By this rank 0 learns which ranks are gone. Another rank says that it is here, until it is welcome."""
+        if self._door is not None:
+            for other in list(self._peers) if self._complete.is_set() else ():
+                self._send(other, BEAT)
+        elif not self._complete.is_set():
+            self._carrying.send_multipart([HELLO, self._token + _LENGTH.pack(self._rank)])
+
+    def _send(self, other: int, kind: bytes, data: bytes = b"") -> None:
+        try:
+            self._carrying.send_multipart([*self._peers[other], kind, data])
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            self._end(other)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                *peer, kind, data = self._carrying.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                continue  # of fewer frames: no rank sends that
+            if kind == HELLO:
+                self._welcome(peer, data)
+                continue
+            other = next((other for other, known in self._peers.items() if known == peer), None)
+            if kind == WELCOME:
+                self._peers[0] = []
+                self._complete.set()
+            elif kind == DATA and other in self._ends:
+                self._undelivered[other] += data
+                self._deliver(other)
+            elif kind == BYE and other is not None:
+                self._end(other)
+
+    def _welcome(self, peer: list[bytes], data: bytes) -> None:
+        if len(data) == _SECRET + _LENGTH.size and hmac.compare_digest(data[:_SECRET], self._token):
+            (other,) = _LENGTH.unpack(data[_SECRET:])
+            if other in self._ends and not self._complete.is_set():
+                self._peers[other] = peer
+                if len(self._peers) == len(self._ends):  # none of them sends more before all are here to read
+                    self._complete.set()
+                    for each in list(self._peers):
+                        self._send(each, WELCOME)
+
+    def _at_line(self, other: int, what: int) -> None:
+        """Something can be read from a line, or written to it."""
+        if what & zmq.POLLOUT and other in self._ends:
+            self._deliver(other)
+        if (end := self._ends.get(other)) is not None and what & ~zmq.POLLOUT:
+            try:
+                data = end.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if other in self._peers:
+                self._send(other, DATA if data else BYE, data)
+            if not data:
+                self._close(other)
+
+    def _deliver(self, other: int) -> None:
+        """Never waits: while nobody reads here, what is sent there goes on."""
+        end, rest = self._ends[other], self._undelivered[other]
+        try:
+            while rest:
+                del rest[: end.send(bytes(rest[:_CHUNK]))]
+        except BlockingIOError:
+            pass
+        except OSError:  # the line was closed here
+            rest.clear()
+            self._over.add(other)
+        if other in self._over and not rest:
+            self._close(other)
+        else:
+            self._poller.register(end.fileno(), zmq.POLLIN | (zmq.POLLOUT if rest else 0))
+
+    def _end(self, other: int) -> None:
+        """The rank has ended, or its connection: its line is closed once everything was read."""
+        self._peers.pop(other, None)
+        if other in self._ends:
+            self._over.add(other)
+            self._deliver(other)
+
+    def _close(self, other: int) -> None:
+        self._peers.pop(other, None)
+        if (end := self._ends.pop(other, None)) is not None:
+            self._poller.unregister(end.fileno())
+            end.close()
+
+
+class CarriedLine(Line):
+    """A line to a rank on another host."""
+
+    def __init__(self, connected: socket.socket, carrier: Carrier) -> None:
+        super().__init__(connected)
+        self._carrier = carrier
+
+    def close(self) -> None:
+        super().close()
+        self._carrier.release()
 
 
 class Waker:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
 from paceline.launch.cluster import facts, wire
@@ -46,12 +47,17 @@ class Over(Exception):
     """The run has ended for this agent."""
 
 
+class SilentController(Exception):
+    """Nothing was heard of the controller for too long."""
+
+
 class Agent:
     """One run on this host."""
 
     def __init__(self, boot: wire.Boot, line: Line, zygote: Zygote, stdin: int) -> None:
         self._boot, self._line, self._zygote, self._stdin = boot, line, zygote, stdin
         self._heard, self._beat_at, self._bring_at = time.monotonic(), 0.0, 0.0
+        self._suspended = False  # the controller
         self._listeners = facts.Listeners(())
         self._host: LocalHost | None = None
         self._homing: Homing | None = None
@@ -65,6 +71,7 @@ class Agent:
         if self._is_ready:
             self._line.send(wire.Ready())
         while True:
+            threads.check()
             self._turn(stack)
 
     def _turn(self, stack: contextlib.ExitStack) -> None:
@@ -77,7 +84,7 @@ class Agent:
         if self._stdin in ready and not os.read(self._stdin, 4096):
             raise Over  # whoever has started this agent is gone
         for message in self._line.receive() if self._line.socket in ready else ():
-            self._heard = time.monotonic()
+            self._heard, self._suspended = time.monotonic(), isinstance(message, wire.Suspended)
             self._do(message, stack)
         if self._zygote.fileno() in ready and self._host is None:
             self._is_ready = isinstance(self._zygote.receive(), messages.Ready)
@@ -194,8 +201,8 @@ class Agent:
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        if now - self._heard > LOST:
-            raise Over
+        if now - self._heard > LOST and not self._suspended:
+            raise SilentController
         if now >= self._beat_at:
             self._beat_at = now + wire.BEAT
             warning = self._host.look(now) if self._host is not None else ""
@@ -240,6 +247,9 @@ def attend(boot: wire.Boot, stdin: int, start: Callable[[], contextlib.AbstractC
                 Agent(boot, line, zygote, stdin).serve(started)
         except Over:
             pass
+        except SilentController:  # the last line is what the controller tells of this host, should it answer again
+            print(f"it heard nothing of the host where the run was started for {LOST:.0f} s", file=sys.stderr)
+            return 3
         except PacelineError as error:
             line.send(wire.Trouble(error.message, error.advice))
         except Exception as error:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,8 +21,8 @@ from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.present import Present
 from paceline.launch.cluster.remote import Agents, RemoteHost
-from paceline.launch.events import Event, Notice
-from paceline.launch.interrupts import Signals
+from paceline.launch.events import Event, Notice, Teller
+from paceline.launch.interrupts import Signals, told_of_stops
 from paceline.launch.local import excluded
 from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
@@ -52,18 +53,18 @@ def launch_on(
     if run.launch_as is not None or excluded(run):
         run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 
-    def watched(entry: Run, signals: Signals) -> Outcome:
+    def watched(entry: Run, signals: Signals, tell: Teller) -> Outcome:
         def attempt(run: RunSettings) -> Outcome:
             run = dataclasses.replace(run, workers=sum(host.workers for host in present.hosts))
             try:
-                return _watched(run, backend, present, entry, signals, record.resolve(), on_event, interface)
+                return _watched(run, backend, present, entry, signals, record.resolve(), tell, interface)
             finally:
                 present.look_again(sys.exception())
 
-        return with_restarts(run, record.resolve(), on_event, attempt)
+        return with_restarts(run, record.resolve(), tell, attempt)
 
-    with going_on(on_event):
-        return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
+    with going_on(on_event) as tell:
+        return recorded(run, record=record, verb=verb, topology=topology, watched=partial(watched, tell=tell))
 
 
 def _watched(
@@ -80,6 +81,7 @@ def _watched(
     with contextlib.ExitStack() as stack:
         agents = Agents(len(present.hosts))
         stack.callback(agents.close)
+        stack.enter_context(told_of_stops(agents.suspend, agents.resume))
         if run.most is not None:
             stack.enter_context(present.watched(lambda: agents.put(ROOM, b"")))
         hosts = _start(run, backend, present.hosts, agents, record, stack)
@@ -115,6 +117,9 @@ def _watched(
             entry.workers = msgspec.convert(told, list[WorkerInfo])
             write_run(record, entry)
         watch.until_swept()
+        if strangers := agents.strangers():
+            watch.notices.append(strangers)
+            on_event(Notice(strangers))
         return outcome_of(watch, record, time.monotonic() - begun)
 
 

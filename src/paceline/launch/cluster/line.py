@@ -11,6 +11,7 @@ import zmq
 
 from paceline.comm.link import messages as say
 from paceline.comm.network.connections import Connections
+from paceline.comm.network.curve import frames_of, joined, trust
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import connect_all
 from paceline.launch.cluster.sequence import Sequence
@@ -45,7 +46,7 @@ class Line:
         found: list[wire.ToAgent] = []
         while True:
             try:
-                order = self._decoder.decode(self.socket.recv(zmq.NOBLOCK))
+                order = self._decoder.decode(joined(self.socket.recv_multipart(zmq.NOBLOCK)))
             except zmq.Again:
                 self._send_again()
                 return found
@@ -60,7 +61,7 @@ class Line:
 
     def _send(self, message: wire.FromAgent, place: int) -> None:
         envelope = wire.Envelope(self._boot.token, self._boot.number, message, place, self._sequence.heard)
-        self.socket.send(msgspec.msgpack.encode(envelope))
+        self.socket.send_multipart(frames_of(msgspec.msgpack.encode(envelope)))
 
     def _send_again(self) -> None:
         """What the controller may not have heard, if the connection was made anew."""
@@ -89,17 +90,19 @@ class PassedOn:
         if isinstance(ask, say.Delete) and self._here.do(ask, [])[0]:
             return 1, []
         self._asked += 1
-        question = msgspec.msgpack.encode(wire.StoreAsk(self._token, self._me, self._asked, ask))
-        self._socket.send(question)
+        question = frames_of(msgspec.msgpack.encode(wire.StoreAsk(self._token, self._me, self._asked, ask)))
+        self._socket.send_multipart(question)
         while True:
             if self._socket.poll(200):
-                answer = self._decoder.decode(self._socket.recv())
+                answer = self._decoder.decode(joined(self._socket.recv_multipart()))
                 if answer.place == self._asked:
+                    if answer.told.problem:
+                        raise ValueError(answer.told.problem)
                     return answer.told.value, []
             elif self._over.is_set():
                 raise EOFError
             if self._connections.were_renewed():
-                self._socket.send(question)
+                self._socket.send_multipart(question)
 
     def stop(self) -> None:
         """From now on a request that waits for the controller fails."""
@@ -115,11 +118,7 @@ class PassedOn:
 def dealer(context: Any, boot: wire.Boot, port: int, address: str) -> tuple[Any, Connections]:
     """A socket to the controller."""
     socket = context.socket(zmq.DEALER)
-    public, secret = zmq.curve_keypair()
-    socket.setsockopt(zmq.CURVE_SERVERKEY, boot.key.encode())
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST)
+    trust(socket, boot.key)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
     connections = Connections(socket)

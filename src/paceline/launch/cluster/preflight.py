@@ -18,6 +18,7 @@ from paceline.launch.cluster.remote import RemoteHost
 from paceline.launch.host import HostLostError, HostsGoneError
 
 CLOCKS = 5.0  # seconds by which clocks may differ
+LOOPBACK = wire.Interface("lo", "127.0.0.1", "127.0.0.0/8", 0)
 _PAUSE = 0.02
 
 T = TypeVar("T", bound=wire.FromAgent)
@@ -134,6 +135,8 @@ def _ways(facts: Sequence[wire.Facts], interface: str | None, hosts: Sequence[Re
     if all(fact.interfaces for fact in facts):
         routed = Way(tuple(fact.interfaces[0] for fact in facts))
         found += [routed] if routed not in found else []
+    elif not found and len({fact.host for fact in facts}) == 1:  # several agents on one machine without a network
+        found.append(Way((LOOPBACK,) * len(facts)))
     return found
 
 

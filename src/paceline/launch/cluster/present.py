@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from paceline import threads
 from paceline.errors import PacelineError
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, filled
@@ -50,7 +51,7 @@ class Present:
                     on_more()
                     return
 
-        threading.Thread(target=look, name="hosts", daemon=True).start()
+        threads.start("hosts", look)
         try:
             yield
         finally:

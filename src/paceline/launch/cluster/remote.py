@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -15,7 +16,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.comm.link import messages as say
+from paceline.comm.network.curve import Door, frames_of, joined
 from paceline.errors import LaunchError
 from paceline.launch import messages
 from paceline.launch.cluster import wire
@@ -24,110 +27,170 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.sequence import Sequence as Talk
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
-from paceline.launch.store import Values
+from paceline.launch.store import Values, refusal
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
 
 LOST = 10.0  # seconds without a heartbeat of an agent
+STRANGERS = (
+    "Strangers: {count} connection{s} to the ports of this run came from processes that do not have its key, and were "
+    "refused. Look who can reach the ports of this host."
+)
+AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
 class Agents:
-    """The sockets of a run's agents: one for what happens, and one, served by a thread, for the store."""
+    """The sockets of a run's agents: one for what happens, and one for the store. A thread of their own serves both and
+    sends heartbeats: agents hear this process whatever the loop that watches the run waits for."""
 
     def __init__(self, count: int) -> None:
         public, secret = zmq.curve_keypair()
         self.key, self.token = public.decode(), secrets.token_urlsafe(24)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
-        self.socket, self.port = self._listen(secret)
+        self._socket, self._store = (self._context.socket(zmq.ROUTER) for _ in range(2))
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._doors = [
+            Door(socket, secret, "0.0.0.0", expected=2 * count) for socket in (self._socket, self._store)
+        ]  # an agent first looks whether it reaches the port
+        self.port, self.store_port = (door.port for door in self._doors)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rings when a message has come
         self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
+        self._came: deque[tuple[int, wire.FromAgent]] = deque()
+        self._outbox: deque[tuple[int, wire.ToAgent]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._over = self._suspended = False
         self._peers: dict[int, bytes] = {}
         self._sequences = [Talk[wire.ToAgent]() for _ in range(count)]
-        self._decoder = msgspec.msgpack.Decoder(wire.Envelope)
+        self._looked = time.monotonic()  # when the thread last looked for messages
+        self._heard = [self._looked] * count  # when each agent was last heard
         self._values, self._lock = Values(), threading.Lock()
-        store, self.store_port = self._listen(secret)
-        self._over, self._end = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve_store, args=(store,), name="store of the run", daemon=True)
-        self._thread.start()
+        self._answered: dict[str, tuple[int, bytes]] = {}  # the last request of each agent, and its answer
+        self._decoder, self._asked = msgspec.msgpack.Decoder(wire.Envelope), msgspec.msgpack.Decoder(wire.StoreAsk)
+        self._thread = threads.start("line to the agents", self._serve)
 
     def pump(self) -> None:
         """Sorts all messages that have arrived into the hosts' inboxes; never waits."""
-        while True:
-            try:
-                peer, body = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            except ValueError:
-                continue
-            try:
-                envelope = self._decoder.decode(body)
-            except msgspec.DecodeError:
-                continue
-            if self._is_ours(envelope.token) and 0 <= envelope.number < len(self.inboxes):
-                self._take(peer, envelope)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+        while self._came:
+            number, message = self._came.popleft()
+            self.inboxes[number].append(message)
 
     def send(self, number: int, message: wire.ToAgent) -> None:
         """Sends a message to an agent, if it has said something before."""
-        if number in self._peers:
-            self._send(number, message, self._sequences[number].add(message))
+        self._outbox.append((number, message))
+        os.eventfd_write(self._wake, 1)
 
-    def _send(self, number: int, message: wire.ToAgent, place: int) -> None:
-        order = wire.Order(message, place, self._sequences[number].heard)
-        self.socket.send_multipart([self._peers[number], msgspec.msgpack.encode(order)])
+    def silence(self, number: int) -> float:
+        """Seconds since an agent was last heard. Time in which this process was stopped itself does not count."""
+        return self._looked - self._heard[number]
 
-    def _take(self, peer: bytes, envelope: wire.Envelope) -> None:
-        number, sequence = envelope.number, self._sequences[envelope.number]
-        known = self._peers.get(number, peer)
-        self._peers[number] = peer
-        if sequence.accepts(envelope.place, envelope.heard):
-            self.inboxes[number].append(envelope.message)
-        for place, message in sequence.unheard() if known != peer else ():  # over a new connection
-            self._send(number, message, place)
+    def strangers(self) -> str:
+        """A notice about connections from processes that do not belong to the run; empty if there were none."""
+        count = sum(door.strangers for door in self._doors)
+        return STRANGERS.format(count=count, s="s" * (count > 1)) if count else ""
 
     def put(self, key: str, value: bytes) -> None:
         """Sets a key of the workers' store. Any thread may call it."""
         with self._lock:
             self._values.do(say.Set(key, value), [])
 
-    def close(self) -> None:
-        os.write(self._end, b"\0")  # a fork of this process may keep its copy open
-        self._thread.join()
-        os.close(self._end)
-        os.close(self._over)
-        self.socket.close(linger=1000)
-        self._context.term()
+    def suspend(self, seconds: float = 2.0) -> None:
+        """Before this process is stopped: the agents do without heartbeats until `resume`. Waits until all know it."""
+        self._suspended = True
+        for number in range(len(self.inboxes)):
+            self.send(number, wire.Suspended())
+        by = time.monotonic() + seconds
+        while time.monotonic() < by and (self._outbox or any(self._sequences[peer].waits for peer in self._peers)):
+            time.sleep(0.01)
 
-    def _listen(self, secret: bytes) -> tuple[Any, int]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        return socket, socket.bind_to_random_port("tcp://0.0.0.0")
+    def resume(self) -> None:
+        self._suspended = False
+
+    def close(self) -> None:
+        """Ends the thread, after what it still has to send."""
+        self._over = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        for bell in (self._wake, self.bell):
+            os.close(bell)
+        self._context.term()
 
     def _is_ours(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self.token.encode())
 
-    def _serve_store(self, socket: Any) -> None:
-        decoder = msgspec.msgpack.Decoder(wire.StoreAsk)
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._over, zmq.POLLIN)
-        answered: dict[str, tuple[int, bytes]] = {}  # the last request of each agent, and its answer
-        while self._over not in dict(poller.poll()):
-            try:
-                peer, body = socket.recv_multipart()
-                asked = decoder.decode(body)
-            except (ValueError, msgspec.DecodeError):
-                continue
-            if self._is_ours(asked.token):
-                if asked.place != answered.get(asked.agent, (0, b""))[0]:
-                    with self._lock:
-                        value, _ = self._values.do(asked.ask, [])
-                    body = msgspec.msgpack.encode(wire.StoreTold(asked.place, say.Told(value)))
-                    answered[asked.agent] = asked.place, body
-                socket.send_multipart([peer, answered[asked.agent][1]])
-        socket.close(linger=0)
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        poller, beat_at = zmq.Poller(), 0.0
+        for source in (self._socket, self._store, self._wake):
+            poller.register(source, zmq.POLLIN)
+        while not self._over or self._outbox:
+            self._look(dict(poller.poll(int(1000 * wire.BEAT))))
+            if time.monotonic() >= beat_at and not self._suspended:
+                beat_at = time.monotonic() + wire.BEAT
+                self._outbox.extend((number, wire.Alive()) for number in self._peers)
+            while self._outbox:
+                number, message = self._outbox.popleft()
+                if number in self._peers:
+                    self._send(number, message, self._sequences[number].add(message))
+        for door in self._doors:
+            door.close()
+        self._store.close(linger=0)
+        self._socket.close(linger=1000)
+
+    def _look(self, ready: Mapping[Any, int]) -> None:
+        if (away := time.monotonic() - self._looked) > AWAY:
+            self._heard = [heard + away for heard in self._heard]
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        for socket, take in ((self._socket, self._take), (self._store, self._answer)):
+            while socket in ready and (frames := _received(socket)):
+                with contextlib.suppress(ValueError, msgspec.DecodeError):  # of a stranger
+                    take(frames[0], joined(frames[1:]))
+        self._looked = time.monotonic()
+
+    def _take(self, peer: bytes, body: bytes) -> None:
+        envelope = self._decoder.decode(body)
+        number = envelope.number
+        if not self._is_ours(envelope.token) or not 0 <= number < len(self._sequences):
+            return
+        self._heard[number] = time.monotonic()
+        sequence, known = self._sequences[number], self._peers.get(number, peer)
+        self._peers[number] = peer
+        if sequence.accepts(envelope.place, envelope.heard):
+            self._came.append((number, envelope.message))
+            os.eventfd_write(self.bell, 1)
+        for place, message in sequence.unheard() if known != peer else ():  # over a new connection
+            self._send(number, message, place)
+
+    def _send(self, number: int, message: wire.ToAgent, place: int) -> None:
+        order = wire.Order(message, place, self._sequences[number].heard)
+        self._socket.send_multipart([self._peers[number], *frames_of(msgspec.msgpack.encode(order))])
+
+    def _answer(self, peer: bytes, body: bytes) -> None:
+        asked = self._asked.decode(body)
+        if self._is_ours(asked.token):
+            if asked.place != self._answered.get(asked.agent, (0, b""))[0]:
+                self._answered[asked.agent] = asked.place, self._done(asked)
+            self._store.send_multipart([peer, *frames_of(self._answered[asked.agent][1])])
+
+    def _done(self, asked: wire.StoreAsk) -> bytes:
+        try:
+            with self._lock:
+                value, _ = self._values.do(asked.ask, [])
+            return msgspec.msgpack.encode(wire.StoreTold(asked.place, say.Told(value)))
+        except Exception as error:  # of this request
+            return msgspec.msgpack.encode(wire.StoreTold(asked.place, refusal(error)))
+
+
+def _received(socket: Any) -> list[bytes]:
+    """The next message that has arrived; empty if there is none."""
+    try:
+        return list(socket.recv_multipart(zmq.NOBLOCK))
+    except zmq.Again:
+        return []
 
 
 class RemoteHost:
@@ -141,25 +204,19 @@ class RemoteHost:
         self.is_ready = False
         self.workers: Sequence[dict[str, Any]] = ()  # for the record
         self.begin: wire.Begin | None = None
-        self._heard = time.monotonic()
-        self._beat_at = 0.0
         self._letters, self._warning = "", ""
         self._is_lost = False
 
     def expect(self) -> Iterator[wire.FromAgent]:
         """What the agent has said before its workers were started; never waits. Raises LaunchError if it is gone."""
         self._agents.pump()
-        if (now := time.monotonic()) >= self._beat_at:
-            self._beat_at = now + wire.BEAT
-            self.say(wire.Alive())
         inbox = self._agents.inboxes[self.number]
         while inbox:
-            self._heard = time.monotonic()
             yield inbox.popleft()
         self._check()
 
     def sources(self) -> Sequence[Any]:
-        return (self._agents.socket,)
+        return (self._agents.bell,)
 
     def take(self, ready: Mapping[Any, int]) -> Iterator[Happened]:
         for message in self.expect():
@@ -225,10 +282,11 @@ class RemoteHost:
 
     def _check(self) -> None:
         """Raises LaunchError once if the host is lost."""
+        threads.check()
         if self._is_lost or (self.begin is not None and self.swept):
             return
         why = self._handle.ended()
-        if why is None and time.monotonic() - self._heard > LOST and self.begin is not None:
+        if why is None and self._agents.silence(self.number) > LOST and self.begin is not None:
             why = f"it has not answered for {LOST:.0f} s"
         if why is not None:
             self._is_lost = self.swept = True

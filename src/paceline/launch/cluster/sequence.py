@@ -18,6 +18,11 @@ class Sequence(Generic[Message]):
         self._sent = 0
         self._kept: deque[tuple[int, Message]] = deque()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the other side has not heard everything yet."""
+        return bool(self._kept)
+
     def add(self, message: Message) -> int:
         """The number of a message that is sent now."""
         self._sent += 1

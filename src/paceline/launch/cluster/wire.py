@@ -15,7 +15,6 @@ from paceline.comm.link import messages as store
 from paceline.launch import messages
 from paceline.settings import RunSettings
 
-LARGEST = 64 << 20  # most bytes of a message
 BEAT = 0.5  # seconds between heartbeats, in both directions
 
 
@@ -206,11 +205,15 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
     """A heartbeat of the controller."""
 
 
+class Suspended(msgspec.Struct, tag=True, frozen=True):
+    """The controller will be stopped (Ctrl-Z): nothing will be heard of it until it is continued."""
+
+
 class End(msgspec.Struct, tag=True, frozen=True):
     """The run is over: end yourself."""
 
 
-ToAgent = Listen | Connect | Begin | Signal | Where | Alive | End
+ToAgent = Listen | Connect | Begin | Signal | Where | Alive | Suspended | End
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from paceline.launch import messages
 from paceline.launch.processes import is_frozen
 
+ABORT = 1800.0  # seconds that a run is stalled before it is ended, unless another limit was typed
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
 # Seconds without a heartbeat after which the launcher reads the worker's state from the kernel. Heartbeats come every
 # 0.5 s: the last one of a frozen worker must not count for longer.
@@ -95,10 +96,19 @@ class Inspector:
     only quiet once per run."""
 
     warning: float  # seconds; 0: never
-    abort: float | None  # seconds
+    abort: float | None  # seconds; 0: never; None: `ABORT`
     tells_quiet: bool = True  # False for a program that is only started and watched: its workers pass no seams
     _asked: float = field(default=float("-inf"), init=False)  # when a worker was last seen to wait for its user
     _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # (rank, collectives entered)
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which a stalled run is ended; 0: never."""
+        return ABORT if self.abort is None else self.abort
+
+    def excuse(self, now: float) -> None:
+        """The launcher itself was stopped until now: whoever waits may have waited for it."""
+        self._asked = now
 
     def look(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         """A stall that has not been reported yet."""
@@ -106,7 +116,7 @@ class Inspector:
             self._asked = now
             return None
         stalled = self._without_asking(_stalled(standings, now), now)
-        limits = [limit for limit in (self.warning, self.abort) if limit]
+        limits = [limit for limit in (self.warning, self.limit) if limit]
         if stalled is None or not limits or stalled.longest < min(limits):
             self._reported.clear()
             return self._quiet(standings, now) if stalled is None else None
@@ -117,11 +127,15 @@ class Inspector:
         return None if known else stalled
 
     def gives_up(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
-        """A stall that ends the run: a worker has been waiting or silent for `abort` seconds."""
+        """A stall that ends the run: a worker has been waiting or silent for `limit` seconds. Unless a limit was typed,
+        a worker that answers may take as long as it likes before the first step: it compiles or downloads."""
         stalled = None if asks(standings) else self._without_asking(_stalled(standings, now), now)
-        if self.abort and stalled is not None and stalled.longest >= self.abort:
-            return stalled
-        return None
+        if not self.limit or stalled is None or stalled.longest < self.limit:
+            return None
+        answering = [one for one in stalled.missing if not one.ended and not one.is_silent(now)]
+        if self.abort is None and answering and not any(one.beat.step for one in standings if one.beat is not None):
+            return None
+        return stalled
 
     def _without_asking(self, stalled: Stalled | None, now: float) -> Stalled | None:
         """The workers that wait for one that was at a prompt have waited since its user went on."""

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 import torch
 
+from paceline import threads
 from paceline.comm.link.client import LinkSocket
 from paceline.launch import messages
 from paceline.launch.control import Control
@@ -64,6 +65,7 @@ def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[in
     LinkSocket(link).use()
     _take_share(settings, order.environment)
     control = Control(settings)
+    threads.on_death = lambda thread, error: _lose_thread(thread, error, control)
     try:
         control.start()
     except RuntimeError as error:  # no more threads: the launcher then reads the error from the log's last lines
@@ -196,6 +198,14 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
     finally:
         os.close(log)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _lose_thread(thread: threading.Thread, error: BaseException, control: Control) -> None:
+    """A thread of Paceline's has died, without which others may wait for ever: ends the run."""
+    os.write(2, f"paceline: the thread {thread.name!r} has ended:\n{whole_text(error)}\n".encode())
+    if thread is control.thread:
+        os._exit(1)  # nothing can be told any more: the launcher reads the log's last lines
+    control.failed(describe(error))
 
 
 def _write_all(log: int, text: str) -> None:

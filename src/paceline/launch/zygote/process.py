@@ -225,6 +225,7 @@ def _quietly(call: Callable[[int, int], None], target: int, argument: int) -> bo
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the import of torch, and later a fork, silently
     for name, value in allocator.HUGE_PAGES.items():
         if os.environ.get(name) == value:
             del os.environ[name]
@@ -239,7 +240,6 @@ def main() -> None:
         os._exit(1)
     worker_process.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a fork silently until it has set up its own handler
     gc.freeze()
     parent, torch_check = os.getpid(), TorchCheck()
     try:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
+from paceline.script import memory
 from paceline.script.patches import all_of, patch
 from paceline.script.proof.recorder import mark
 from paceline.script.rows.gradients import hook_gathered, retain_gathered, retains_gathered
@@ -44,6 +45,7 @@ def find(stage: Stage) -> Callable[[], None]:
     plain_register, retain, apply = torch.Tensor.register_hook, torch.Tensor.retain_grad, Function.__dict__["apply"]
     retains: Any = torch.Tensor.retains_grad
     changed: list[tuple[Any, dict[str, Any]]] = []
+    sliced = set[Any]()  # hooks that failed on the whole batch
 
     def register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         if isinstance(tensor, Rows):
@@ -60,7 +62,7 @@ def find(stage: Stage) -> Callable[[], None]:
             return hook_gathered(self, hook) or register(self, hook)
         if split is None or self.is_leaf or not is_the_scripts(hook):
             return register(self, hook)
-        return register(self, _rescaled_hook(stage, self, hook, split))
+        return register(self, _rescaled_hook(stage, self, hook, split, sliced))
 
     @functools.wraps(retain)
     def retain_grad(self: torch.Tensor) -> None:
@@ -105,9 +107,9 @@ def find(stage: Stage) -> Callable[[], None]:
 
 
 def _rescaled_hook(
-    stage: Stage, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any], split: Split
+    stage: Stage, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any], split: Split, sliced: set[Any]
 ) -> Callable[[torch.Tensor], Any]:
-    world = split.group.world
+    world, code = split.group.world, getattr(hook, "__code__", hook)
 
     def of_slice(grad: torch.Tensor) -> Any:
         with stage.inside():  # gradients that it computes are those of its slice
@@ -118,16 +120,19 @@ def _rescaled_hook(
         whole, found, failed = crossings.gather(grad, 0, split) / world, None, False
         try:
             found = hook(whole)
-        except RuntimeError:  # probably shapes: the hook may use tensors of its slice. Any other error is raised again
+        except RuntimeError as error:  # probably shapes: the hook may use tensors of its slice
+            if memory.ran_out(error):
+                raise
             failed = True
         if any(split.group.gather_objects(failed, "a hook on a tensor")):  # also where one row fits by chance
-            stage.views.warn(f"{SEES_SLICE}: it failed on that of the whole batch.")
+            stage.views.warn(f"{SEES_SLICE}: it failed on that of the whole batch, and was called twice, this once.")
+            sliced.add(code)
             return of_slice(grad)
         if found is None:
             return None
         return crossings.cut(found, 0, split) * world if split.mine else torch.zeros_like(grad)
 
-    if _holds_tensors(hook):
+    if code in sliced or _holds_tensors(hook):
         return of_slice
     rows = tensor.dim() > 0 and tensor.shape[0] == max(split.mine, 1)
     if all(split.group.gather_objects(rows, "a hook on a tensor")):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.strategies.server import messages as say
 from paceline.strategies.server.keys import WorkerKeys, prove
 
@@ -34,8 +34,7 @@ class Heartbeat:
         self._told: set[str] = set()
         self._notice, self._over = notice, False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("paceline-heartbeat", self._run)
 
     def close(self) -> None:
         self._over = True

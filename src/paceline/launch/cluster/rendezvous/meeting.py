@@ -21,6 +21,8 @@ from typing import Any, Self
 import msgspec
 import zmq
 
+from paceline import threads
+from paceline.comm.network.curve import Door, frames_of, joined
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.backend import PATIENCE
 from paceline.launch.cluster.hosts import HostSpec
@@ -33,7 +35,6 @@ from paceline.units import count
 BEAT = 0.5  # seconds between heartbeats
 LOST = 10.0  # seconds without one
 _PATIENT = 2.0  # seconds after which the wait for other hosts is told of
-_LARGEST = 1 << 20  # bytes of a message
 
 
 def meet(asked: Asked, tell: Callable[[str], None]) -> Meeting | Member:
@@ -42,14 +43,11 @@ def meet(asked: Asked, tell: Callable[[str], None]) -> Meeting | Member:
         return Member(asked, tell)
     context = zmq.Context()
     listener = context.socket(zmq.ROUTER)
-    listener.setsockopt(zmq.CURVE_SERVER, 1)
-    listener.setsockopt(zmq.CURVE_SECRETKEY, asked.keys.private)
-    listener.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
     listener.setsockopt(zmq.LINGER, 0)
     address = "0.0.0.0" if asked.node == 0 else _resolved(asked)
     try:
-        listener.bind(f"tcp://{address}:{asked.port}")
-    except zmq.ZMQError as error:
+        door = Door(listener, asked.keys.private, address, asked.port, expected=asked.nodes)
+    except OSError as error:
         listener.close()
         context.term()
         if asked.node is None and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
@@ -57,7 +55,7 @@ def meet(asked: Asked, tell: Callable[[str], None]) -> Meeting | Member:
         raise UsageError(
             f"--rendezvous {asked.place}: this host cannot listen there: {error.strerror}.", advice="Type another port."
         ) from None
-    return Meeting(asked, context, listener, tell)
+    return Meeting(asked, context, listener, door, tell)
 
 
 def _resolved(asked: Asked) -> str:
@@ -91,16 +89,16 @@ class Meeting:
 
     patience = PATIENCE
 
-    def __init__(self, asked: Asked, context: Any, listener: Any, tell: Callable[[str], None]) -> None:
+    def __init__(self, asked: Asked, context: Any, listener: Any, door: Door, tell: Callable[[str], None]) -> None:
         self._asked, self._context, self._listener, self._tell = asked, context, listener, tell
+        self._door = door
         self._guests: dict[str, _Guest] = {}  # by the member's own name for itself
         self._order: list[str] | None = None  # of hosts 1, …, when all have come
         self._refused: list[str] = []
         self._orders: deque[tuple[bytes, wire.ToMember]] = deque()
         self._changed = threading.Condition()
         self._over = False
-        self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
-        self._thread.start()
+        self._thread = threads.start("rendezvous", self._serve)
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +114,7 @@ class Meeting:
         begun, told = time.monotonic(), False
         with self._changed:
             while self._order is None:
+                threads.check()
                 waited = time.monotonic() - begun
                 if self._refused:
                     raise LaunchError("\n".join(self._refused), advice="Type the same command on every host.")
@@ -158,6 +157,7 @@ class Meeting:
                 self.send(guest.peer, wire.Over(code, message))
         self._over = True
         self._thread.join()
+        self._door.close()
         self._listener.close(linger=2000)
         self._context.term()
 
@@ -182,8 +182,8 @@ class Meeting:
                 self._say(*self._orders.popleft())
             if self._listener.poll(50):
                 try:
-                    peer, body = self._listener.recv_multipart()
-                    self._take(peer, decoder.decode(body))
+                    peer, *frames = self._listener.recv_multipart()
+                    self._take(peer, decoder.decode(joined(frames)))
                 except (ValueError, msgspec.DecodeError):
                     continue
             if (now := time.monotonic()) >= beat_at:
@@ -191,7 +191,7 @@ class Meeting:
                 self._beat(now)
 
     def _say(self, peer: bytes, message: wire.ToMember) -> None:
-        self._listener.send_multipart([peer, msgspec.msgpack.encode(message)])
+        self._listener.send_multipart([peer, *frames_of(msgspec.msgpack.encode(message))])
 
     def _take(self, peer: bytes, told: wire.FromMember) -> None:
         if not hmac.compare_digest(told.token.encode(), self._asked.keys.token.encode()):

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from paceline.comm.network.curve import frames_of, joined, trust
 from paceline.errors import LaunchError
 from paceline.launch.cluster.process import ProcessAgent, agent_command
 from paceline.launch.cluster.rendezvous import wire
@@ -33,10 +34,7 @@ class Member:
         self._agent: ProcessAgent | None = None
         self._context = zmq.Context()
         self._socket: Any = self._context.socket(zmq.DEALER)
-        public, private = zmq.curve_keypair()
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, asked.keys.public)
-        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, private)
+        trust(self._socket, asked.keys.public.decode())
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for a controller that is not there yet
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
@@ -76,7 +74,7 @@ class Member:
                 self._send(wire.Here() if heard else self._join())
             if self._socket.poll(100):
                 heard = time.monotonic()
-                message = decoder.decode(self._socket.recv())
+                message = decoder.decode(joined(self._socket.recv_multipart()))
                 if isinstance(message, wire.Over):
                     if message.message:
                         self._tell(f"the run has ended: {message.message}")
@@ -115,7 +113,7 @@ class Member:
     def _send(self, message: wire.Join | wire.Here | wire.Left) -> None:
         told = wire.FromMember(self._asked.keys.token, self._me, message)
         try:
-            self._socket.send(msgspec.msgpack.encode(told), zmq.NOBLOCK)
+            self._socket.send_multipart(frames_of(msgspec.msgpack.encode(told)), zmq.NOBLOCK)
         except zmq.Again:
             pass  # not connected (yet)
 
