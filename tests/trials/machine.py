@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -11,6 +12,30 @@ from test_guard import train
 from paceline.trials.core.result import Measured, Status
 
 Truth = Callable[[frozenset[str]], float]
+
+
+class Weather:
+    """What a busy machine does to the speed of trial after trial: noise of 1, 3 or 8 %, a drift, stalls of single
+    trials, and times at which another program takes half of the machine."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.noise = (0.01, 0.03, 0.08)[seed % 3]
+        self.drift = self.random.uniform(-0.025, 0.025)  # of a trial
+        self.trials = self.halved = 0  # those that the other program still runs
+
+    def speed(self) -> float:
+        """The part of the machine's speed that the next trial has."""
+        self.trials += 1
+        speed = math.exp(self.drift * min(self.trials, 30)) * self.random.lognormvariate(0, self.noise)
+        if self.random.random() < 0.1:
+            speed *= self.random.uniform(0.3, 0.9)
+        if not self.halved and self.random.random() < 0.06:
+            self.halved = self.random.randint(1, 6)
+        if self.halved:
+            self.halved -= 1
+            speed /= 2
+        return speed
 
 
 class Clock:

@@ -39,7 +39,16 @@ Weak = Annotated[
     bool,
     typer.Option("--weak", help="Weak scaling: each worker keeps the script's batch.", rich_help_panel=options.HOW),
 ]
-Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds.", rich_help_panel=options.HOW)]
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        metavar="N",
+        min=1,
+        help="Rounds. With fewer than three, no difference can be told from chance.",
+        rich_help_panel=options.HOW,
+    ),
+]
 Steps = Annotated[
     int, typer.Option("--steps", metavar="K", min=1, help="Number of steps of each trial.", rich_help_panel=options.HOW)
 ]
@@ -134,9 +143,14 @@ def carry_out(
             told.add(event.text)
             console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
 
+    def planned() -> int:
+        """The trials of the plan, or as many as there are by now: a disturbed round is followed by one more."""
+        return max(len(plan), len(measured))
+
     def on_start(trial: trials.Trial) -> None:
-        place = f"trial {len(measured) + 1} of {len(plan)}: {count(trial.workers, 'worker')}"
-        bar.update(task, description=place, completed=len(measured) * steps)
+        here, of = len(measured) + 1, max(len(plan), len(measured) + 1)
+        place = f"trial {here} of {of}: {count(trial.workers, 'worker')}"
+        bar.update(task, description=place, completed=len(measured) * steps, total=of * steps)
 
     def on_result(result: trials.Result) -> None:
         measured.append(result)
@@ -149,9 +163,9 @@ def carry_out(
             console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
             speed = rate(result.summary.samples_per_s)
-            left = seconds((time.monotonic() - begun) / len(measured) * (len(plan) - len(measured)))
+            left = seconds((time.monotonic() - begun) / len(measured) * (planned() - len(measured)))
             console.print(
-                f"paceline: trial {len(measured)} of {len(plan)}, about {left} left: {place}: {speed} samples/s",
+                f"paceline: trial {len(measured)} of {planned()}, about {left} left: {place}: {speed} samples/s",
                 soft_wrap=True,
             )
 

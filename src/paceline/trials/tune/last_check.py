@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured
 from paceline.trials.tune.candidates import name_of
-from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.noise import Mods
 from paceline.trials.tune.trials import AS_IT_IS, DECISIVE, NoTime, Trials
 from paceline.trials.tune.verdict import Final
 

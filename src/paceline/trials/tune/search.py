@@ -19,12 +19,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune import verdict as verdicts
 from paceline.trials.tune.candidates import LATER, LONG_START, Candidate, draws, promise_of, together
 from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.loss_guard import Compared, Guard
-from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.noise import Mods
 from paceline.trials.tune.predicted import put_in_order
 from paceline.trials.tune.standing import CandidateStanding, NothingToTune, failure, no_gain, problem, rank, refusal
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials

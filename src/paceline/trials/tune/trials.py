@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.candidates import settings_of
-from paceline.trials.tune.noise import LEAST, Mods, Speeds, mean
+from paceline.trials.tune.noise import Mods, Speeds
 
 MOST_PAIRS = 3
 DECISIVE = 3.0  # margins above which one pair is enough
