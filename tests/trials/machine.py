@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from test_guard import train
 
@@ -59,7 +60,8 @@ class Machine:
     `drift` over 100 trials; after so many trials of the script as it is, only a part of its speed is left to that
     (`held_up`). A fresh process takes `fresh` seconds to start, and mods start there half as long again; `cold` is the
     truth there. `idle` says which mods are not in force, and why; `idle_alone`: in fresh processes. `step`: the phases
-    of every trial. What was measured once under a name is not measured again, as with a journal."""
+    of every trial; `weather`: what other programs do. Half of a trial's time is its start, the other half its steps
+    (`enough`). What was measured once under a name is not measured again, as with a journal."""
 
     def __init__(
         self,
@@ -81,7 +83,9 @@ class Machine:
         step: Mapping[str, float] | None = None,
         stops_at: int | None = None,
         journal: dict[str, Measured] | None = None,
+        weather: Weather | None = None,
     ) -> None:
+        self.weather = weather
         self.truth, self.noise, self.random = truth, noise, random.Random(seed)
         self.budget, self.trial = Clock(budget), trial
         self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
@@ -92,7 +96,7 @@ class Machine:
         self.asked: list[str] = []
 
     def measure(
-        self, name: str, *, mods: tuple[str, ...] | None = None, alone: bool = False, **changes: int
+        self, name: str, *, mods: tuple[str, ...] | None = None, alone: bool = False, **changes: Any
     ) -> Measured:
         self.asked.append(name)
         if name in self.journal:
@@ -101,7 +105,7 @@ class Machine:
             raise KeyboardInterrupt
         every = frozenset(mods or ()) | {f"workers={n}" for key, n in changes.items() if key == "workers"}
         start = max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
-        seconds = self.trial + start + (self.fresh + start / 2) * alone
+        seconds = self.trial * (1.0 + changes.get("enough", 1.0)) / 2 + start + (self.fresh + start / 2) * alone
         if self.budget.left <= 0 or seconds > self.budget.limit:
             self.budget.spent += self.budget.limit if self.budget.left > 0 else 0.0
             return Measured(name=name, mods=list(mods or ()), workers=1, status=Status.BUDGET)
@@ -120,6 +124,7 @@ class Machine:
             measured.idle = {mod: f"--mod {mod} is not in force: {idle[mod]}" for mod in every if mod in idle}
             truth = self.cold if alone else self.truth
             measured.samples_per_s = truth(every - set(idle)) * slower * self.random.lognormvariate(0, self.noise)
+            measured.samples_per_s *= self.weather.speed() if self.weather else 1.0
             measured.losses = losses(
                 changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every
             )

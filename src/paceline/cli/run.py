@@ -184,7 +184,7 @@ def run(
         if workers is None and not any(typed.startswith("workers=") for typed in mods):
             workers = found.workers
         mods = reduce(together, mods, tuple(found.mods))
-        said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
+        said = f"preset of {where}: {' '.join(mods) or ': '.join(filter(None, ('no mods', found.said)))}"
     settings = replace(
         asked.settings(),
         batch=batch,

@@ -91,7 +91,7 @@ def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Sear
         threads=asked_threads() or host.usable_cores,
         without=SLOW_TO_START,
     )
-    return Search(bench, tried, budget=bench.budget.seconds, on_note=tell, on_kept=tell)
+    return Search(bench, tried, budget=bench.budget.seconds, enough=bench.settings.enough, on_note=tell, on_kept=tell)
 
 
 def ran_out_of_time(search: Search, budget: Budget) -> bool:

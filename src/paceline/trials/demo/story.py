@@ -88,7 +88,7 @@ def about_tuning(verdict: Verdict | None, step: Mapping[str, float], *, skipped:
         return f"Mods: {skipped or 'not measured'}."
     final, before = verdict.final, verdict.baseline.step
     if not final.mods:
-        return f"Mods: none of those tried gains more than the noise of this machine ({verdict.noise:.1%} per trial)."
+        return f"Mods: {verdict.conclusion.sentence}."
     text = f"Mods: {' and '.join(final.mods)} made the script {final.gain:.2f}× as fast on the same machine"
     saved = {part: before.get(part, 0.0) - step.get(part, 0.0) for part in before if part != "total"}
     most = max(saved, key=lambda part: saved[part], default="")

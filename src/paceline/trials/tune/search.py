@@ -10,7 +10,8 @@
 5. Runs the printed command and the unmodified script in fresh processes: only what this last check confirms is
    reported (`last_check`).
 
-The search ends within the budget, and reserves time for the last check.
+The search ends within the budget. Once a mod has gained, it reserves time for the last check; before, it spends all of
+the time on mods that were not tried. A gain that there is no time to repeat in trials goes to the last check as it is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ LONG = 1 / 8  # of the budget: a candidate whose first trial takes longer is tri
 MUCH = 1.3  # a mod with at least this gain is never removed: later mods do not make up for it
 WORTH = 0.05  # smallest relative gain for which the batch is doubled again
 SEEDS = 2  # other seeds that the baseline runs from
+UNREPEATED = "not confirmed: the budget ended"
 LEAST_TRIALS = 6  # fewest trials for a result: the baseline's, one candidate's, and the last check's
 
 
@@ -48,6 +50,7 @@ class Search:
         *,
         start: Mods = (),
         budget: float | None = None,
+        enough: float | None = None,
         on_note: Callable[[str], None] = lambda text: None,
         on_kept: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -63,7 +66,7 @@ class Search:
         self.problem, self.cut_short = "", False
         self.problem_code: Problem | None = None
         self.failed: Measured | None = None  # the failed trial of the baseline
-        self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()})
+        self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()}, enough=enough)
         self.speeds = self.trials.speeds
         self.notes: list[str] = []
         self._tried: set[tuple[str, frozenset[str]]] = set()  # a candidate, and the set that it was tried on
@@ -147,7 +150,7 @@ class Search:
         whole = reduce(together, (one.candidate.mod for one in likely), self.best)
         if len(likely) < 2:
             return
-        measured = self.trials.measure(whole, best=self.best)
+        measured = self.trials.measure(whole, best=self._at_stake())
         kept = tuple(mod for mod in whole if mod not in measured.idle)
         for one in likely:
             if one.candidate.mod in measured.idle:
@@ -245,7 +248,7 @@ class Search:
         known = self.speeds.of(new)
         if not known:
             self.trials.refresh(self.best, against=new)
-        measured = known[-1] if known else self.trials.measure(new, best=self.best)
+        measured = known[-1] if known else self.trials.measure(new, best=self._at_stake())
         row, before = standing.row, self.speeds.speed(self.best)
         row.on = list(self.best)
         if not measured.ok:
@@ -271,7 +274,7 @@ class Search:
             standing.fruitless += 1
             row.settle(Reason.NO_GAIN, no_gain(gain, self.speeds.margin(1)))
             return False
-        row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget ended")
+        row.settle(Reason.NOT_CONFIRMED, UNREPEATED)
         return True
 
     def _settle_idle(self, standing: CandidateStanding, measured: Measured) -> None:
@@ -342,10 +345,12 @@ class Search:
 
     def _confirm_the_whole(self) -> None:
         """The last check, in fresh processes. Only what they confirm is reported."""
-        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best}
-        checked = LastCheck(self.trials, gains, lambda mods, last: self._compared(mods, last).distance).carry_out(
-            self.best
-        )
+        best = self._at_stake()
+        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in best}
+        checked = LastCheck(self.trials, gains, lambda mods, last: self._compared(mods, last).distance).carry_out(best)
+        for mod in checked.mods:
+            if checked.final and not self.standings[mod].row.kept:
+                self.standings[mod].row.settle(Reason.GAINS, "")
         for mod, why in checked.dropped.items():
             code = Reason.NOT_CONFIRMED if why.startswith("not confirmed") else Reason.NOT_DELIVERED
             self.standings[mod].row.settle(code, why)
@@ -359,6 +364,16 @@ class Search:
 
     def _open(self) -> list[CandidateStanding]:
         return [one for mod, one in self.standings.items() if not one.out and mod not in self.best]
+
+    def _at_stake(self) -> Mods:
+        """The set that the last check will be of: the best one or, while nothing is kept, the most promising one."""
+        return self.best or max(self._promising(), key=self.speeds.speed, default=AS_IT_IS)
+
+    def _promising(self) -> list[Mods]:
+        """The sets of a mod alone that gained more than the noise, which was not repeated."""
+        least = (1 + self.speeds.margin(1)) * self.speeds.speed(AS_IT_IS)
+        doubted = [(mod,) for mod, one in self.standings.items() if one.row.code is Reason.NOT_CONFIRMED]
+        return [mods for mods in doubted if self.speeds.speed(mods) > least]
 
     def _worth_confirming(self) -> float:
         """The smallest gain of one trial that is worth more trials."""
@@ -378,9 +393,13 @@ class Search:
     def verdict(self, *, interrupted: bool = False) -> Verdict:
         """The verdict on the search so far."""
         rows = sorted(self.standings.values(), key=lambda one: (not one.row.kept, -(one.row.gain or 0.0)))
+        margin = self.speeds.margin(1)
         for standing in rows:
-            if standing.row.code is Reason.NOT_TRIED and self.cut_short:
-                standing.row.reason = "not tried: the budget ended"
+            row = standing.row
+            if row.code is Reason.NOT_TRIED and self.cut_short:
+                row.reason = "not tried: the budget ended"
+            if row.reason == UNREPEATED and self.final and (row.gain or 0.0) <= 1 + margin:
+                row.settle(Reason.NO_GAIN, no_gain(row.gain or 1.0, margin))  # one trial shows no more than this
         return Verdict(
             baseline=verdicts.speed(self.speeds.of(AS_IT_IS)),
             mods=[standing.row for standing in rows],
