@@ -10,6 +10,7 @@ from typing import Any
 
 from test_guard import train
 
+from paceline.record.facts import Facts
 from paceline.trials.core.result import Measured, Status
 
 Truth = Callable[[frozenset[str]], float]
@@ -61,7 +62,8 @@ class Machine:
     (`held_up`). A fresh process takes `fresh` seconds to start, and mods start there half as long again; `cold` is the
     truth there. `idle` says which mods are not in force, and why; `idle_alone`: in fresh processes. `step`: the phases
     of every trial; `weather`: what other programs do. Half of a trial's time is its start, the other half its steps
-    (`enough`). What was measured once under a name is not measured again, as with a journal."""
+    (`enough`). `facts`: what the first trial says of the script. What was
+    measured once under a name is not measured again, as with a journal."""
 
     def __init__(
         self,
@@ -84,7 +86,9 @@ class Machine:
         stops_at: int | None = None,
         journal: dict[str, Measured] | None = None,
         weather: Weather | None = None,
+        facts: Facts | None = None,
     ) -> None:
+        self.facts = facts
         self.weather = weather
         self.truth, self.noise, self.random = truth, noise, random.Random(seed)
         self.budget, self.trial = Clock(budget), trial
@@ -129,6 +133,7 @@ class Machine:
                 changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every
             )
         measured.step = self.step
+        measured.facts = self.facts if changes.get("facts") else None
         self.journal[name] = measured
         return measured
 

@@ -1,6 +1,7 @@
 """The search of `tune` for the fastest set of mods, on any bench.
 
-1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard.
+1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard. The
+   first of these trials also says how the script is set up, and mods that cannot act in it are not tried.
 2. Measures the candidates that gain nearly always all together, and leaves each out once if that gains, which shows
    what slows the others down. If the set fails or gains too little, nothing is lost but one trial.
 3. Measures each other candidate on top of the best set, in the order of `standing.rank`, and adds it if it gains: some
@@ -20,6 +21,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+from paceline.mods.prospects import why_idle
 from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune import verdict as verdicts
@@ -93,7 +95,8 @@ class Search:
         self._confirm_the_whole()
 
     def _measure_baseline(self) -> None:
-        first = self._baseline("baseline.r1")
+        first = self._baseline("baseline.r1", facts=True)
+        self._leave_out_what_cannot_act(first)
         # The first trial may include the import of torch, so the second one tells how long a trial takes.
         again = self._baseline("baseline.r2") if self.bench.budget.left > first.seconds else first
         if self.bench.budget.left < (LEAST_TRIALS - 2) * again.seconds:
@@ -115,6 +118,13 @@ class Search:
             raise NothingToTune(Problem.LOSS, trouble)
         for note in self.guard.standard.notes:
             self._note(note)
+
+    def _leave_out_what_cannot_act(self, baseline: Measured) -> None:
+        for standing in self.standings.values():
+            mod = standing.candidate.mod
+            if baseline.facts is not None and mod not in self.start and (why := why_idle(mod, baseline.facts)):
+                standing.row.settle(Reason.IDLE, f"not in force: {why}")
+                standing.out = True
 
     def _baseline(self, name: str, **changes: int) -> Measured:
         measured = self.trials.baseline(name, **changes)
