@@ -666,3 +666,27 @@ def test_what_the_facts_do_not_exclude_is_tried():
     for mod in [c.mod for c in MORE]:
         assert not prospects.why_idle(mod, able)
         assert not prospects.why_idle(mod, Facts(threads=1)), "nothing is known"
+
+
+def test_what_fails_with_the_newest_mod_is_tried_once_without_it():
+    """A compiled model in channels_last failed with resident, each of which was fine."""
+
+    class Clash(Machine):
+        def measure(self, name, *, mods=None, **rest):
+            measured = super().measure(name, mods=mods, **rest)
+            if {"compile=default", "resident"} <= set(mods or ()):
+                measured.status, measured.message = Status.FAILED, "AssertionError: stride 9==1"
+            return measured
+
+    def truth(mods):
+        return 100 * (1.2 if "resident" in mods else 1.0) * (3.0 if "compile=default" in mods else 1.0)
+
+    tried = [c for c in ON_GPU if c.mod in ("resident", "compile=default")]
+    machine = Clash(truth, noise=0.01, budget=3000, starts={"compile=default": 30})
+    verdict = tune(machine, tried)
+    assert verdict.final.mods == ["compile=default"]
+    assert not row(verdict, "resident").kept
+    assert sum(name.startswith("compile=default+resident") for name in machine.asked) == 1
+    broken = Clash(truth, noise=0.01, budget=3000, fails={"compile=default": "failed"})
+    assert tune(broken, tried).final.mods == ["resident"]
+    assert sum("compile=default" in name for name in broken.asked) <= 2

@@ -264,6 +264,9 @@ class Search:
         if not measured.ok:
             row.before, row.after, row.gain = before, None, None
             row.settle(Reason.FAILED, failure(measured))
+            if self._fails_with_the_newest(standing, measured):
+                standing.without = self.best[-1]
+                return self._screen(standing)
             standing.out = measured.status is not Status.MEMORY  # another set may leave enough memory
             return False
         if standing.candidate.mod in measured.idle:
@@ -286,6 +289,13 @@ class Search:
             return False
         row.settle(Reason.NOT_CONFIRMED, UNREPEATED)
         return True
+
+    def _fails_with_the_newest(self, standing: CandidateStanding, measured: Measured) -> bool:
+        """Whether a trial failed that is worth one more without the newest mod of the best set: both parts may be
+        fine, and only fail together."""
+        alone = self.speeds.of((standing.candidate.mod,))
+        worth = measured.status is Status.FAILED and bool(self.best) and all(trial.ok for trial in alone)
+        return worth and not standing.without and self.best[-1] not in self.start
 
     def _settle_idle(self, standing: CandidateStanding, measured: Measured) -> None:
         standing.row.settle(Reason.IDLE, measured.idle[standing.candidate.mod].partition(" is ")[2])
@@ -390,7 +400,7 @@ class Search:
         return max(LEAST / 2, self.speeds.noise / 2)
 
     def _with(self, standing: CandidateStanding) -> Mods:
-        return together(self.best, standing.candidate.mod)
+        return together([mod for mod in self.best if mod != standing.without], standing.candidate.mod)
 
     def _compared(self, mods: Mods, measured: Measured) -> Compared:
         assert self.guard is not None
