@@ -11,6 +11,7 @@ from fake_launch import one_step
 from rich.console import Console
 
 from paceline.cli.shared.live import LiveLine
+from paceline.tables.figures import Figures
 
 
 class Terminal(io.TextIOWrapper):
@@ -178,3 +179,14 @@ def test_a_bar_shows_the_time_left():
     bar.update(task, completed=2)
     console.print(bar.get_renderable())
     assert " s left" in drawn.getvalue()
+
+
+@pytest.mark.parametrize(("counted", "told"), [(1, False), (4, False), (5, True)])
+def test_the_time_left_is_told_from_steps_that_say_something_about_it(monkeypatch, counted, told):
+    """From its first step a run of 29 s had 123 s left."""
+    console = Console(file=io.StringIO(), width=120)
+    live = LiveLine(console, workers=1, quiet=False, script_to_stderr=False, steps=100)
+    found = Figures(steps=counted + 1, counted=counted, step_time=1.23, samples_per_s=10.0)
+    monkeypatch.setattr(live._running, "report", lambda steps: None)
+    monkeypatch.setattr(live._running, "figures", lambda: found)
+    assert ("left" in live._describe(one_step(counted + 1)).plain) is told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -28,6 +29,7 @@ from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
+from paceline.record import read_run, write_run
 from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
@@ -248,6 +250,9 @@ def run(
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
         clock = wall_clock_of(record, summary.warm_up, outcome)
+        if clock is not None:
+            summary = structs.replace(summary, seconds=clock.total)
+            keep_duration(record, clock.total)
         hosts = 1 if cluster is None else len(cluster.hosts())
         advice = advise(summary, hosts=hosts, compression=compression, own=settings.launch_as is None)
         typed = another_verb(context, session.typed, advice.verb, advice.options) if advice else ""
@@ -288,6 +293,16 @@ def summary_of(record: Path, outcome: Outcome, settings: RunSettings) -> Summary
     return summary
 
 
+def keep_duration(record: Path, seconds: float) -> None:
+    """Makes the duration of the command the run's: the launcher's own begins after the start of this process, and a
+    run that has two durations has none."""
+    with contextlib.suppress(RecordError):  # what could not be read or written is said elsewhere
+        run = read_run(record)
+        if run.outcome is not None:
+            run.outcome.seconds = seconds
+            write_run(record, run)
+
+
 def show_timeline(console: Console, record: Path, timeline: Path) -> None:
     """Writes the trace. One that cannot be written does not make the run fail."""
     try:
@@ -314,7 +329,7 @@ def show_summary(
         console.print(
             verdict, style="bold red" if outcome.exit_code and not outcome.interrupted else "", soft_wrap=True
         )
-    wall = summary.seconds if clock is None else clock.total
+    wall = summary.seconds
     if summary.steps == 0:
         ran_all = summary.workers > 1 and launch_as is None and not verdict
         whole = ": every worker ran all of the script" if ran_all else ""

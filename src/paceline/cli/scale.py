@@ -132,7 +132,7 @@ def carry_out(
     steps = settings.steps or 1
     told: set[str] = set()
     measured: list[trials.Result] = []
-    begun = time.monotonic()
+    warm = [time.monotonic()]  # the end of the first trial, which has imported torch
     bar = progress_bar(console, quiet=quiet)
     task = TaskID(0)
 
@@ -163,11 +163,13 @@ def carry_out(
             console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
             speed = rate(result.summary.samples_per_s)
-            left = seconds((time.monotonic() - begun) / len(measured) * (planned() - len(measured)))
-            console.print(
-                f"paceline: trial {len(measured)} of {planned()}, about {left} left: {place}: {speed} samples/s",
-                soft_wrap=True,
-            )
+            made, left = len(measured), ""
+            if made == 1:
+                warm[0] = time.monotonic()
+            else:
+                each = (time.monotonic() - warm[0]) / (made - 1)
+                left = f", about {seconds(each * (planned() - made))} left"
+            console.print(f"paceline: trial {made} of {planned()}{left}: {place}: {speed} samples/s", soft_wrap=True)
 
     # An interrupt between two trials ends the block; `launch` handles an interrupt during a trial.
     with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:

@@ -26,6 +26,7 @@ from paceline.tables.running import RunningFigures
 from paceline.units import count, rate, seconds
 
 PLAIN_EVERY = 10.0  # seconds between lines without a terminal
+FEW = 5  # counted steps: the first ones take long, and say nothing about the time left
 
 
 class LiveLine:
@@ -121,7 +122,7 @@ class LiveLine:
             parts.append(f"noise scale {step.noise:,.0f}")
         if self._workers > 1:
             parts.append(spread_words(figures))
-        if self._steps and figures.step_time > 0:
+        if self._steps and figures.counted >= FEW and figures.step_time > 0:
             parts.append(f"about {seconds(max(self._steps - step.step, 0) * figures.step_time)} left")
         return Text(" · ".join(part for part in parts if part), style="cyan")
 
