@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -124,5 +125,6 @@ def _cell(text: str) -> str:
 def api_page(module: Any, opening: str) -> str:
     """The reference of a module's public names, in the order of their kind: classes, then functions."""
     name = module.__name__
-    public = sorted((n for n in module.__all__ if not n.startswith("_")), key=lambda n: (n[0].islower(), n.lower()))
+    here = [n for n in module.__all__ if not n.startswith("_") and not isinstance(getattr(module, n), ModuleType)]
+    public = sorted(here, key=lambda n: (n[0].islower(), n.lower()))
     return f"# `{name}`\n\n{opening}\n\n" + "\n\n".join(f"::: {name}.{n}" for n in public) + "\n"

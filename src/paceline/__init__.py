@@ -17,6 +17,8 @@ from paceline.script.loader_position import watch
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline import checkpoint as checkpoint
+    from paceline import data as data
     from paceline.checkpoint.elastic import Elastic
     from paceline.checkpoint.load import load
     from paceline.checkpoint.save import save
@@ -56,7 +58,9 @@ __all__ = [
     "Sharded",
     "Zero1",
     "__version__",
+    "checkpoint",
     "critical_batch",
+    "data",
     "ghost",
     "load",
     "log",
@@ -90,6 +94,7 @@ _HOMES = {
     "predict": "paceline.strategies.predict",
     "save": "paceline.checkpoint.save",
 }
+_ROOMS = ("checkpoint", "data")  # packages that are imported at their first use
 
 
 register()
@@ -98,8 +103,14 @@ watch()
 
 def __getattr__(name: str) -> Any:
     """Imports a public name at its first use: the command line never imports torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib
 
+    if name in _ROOMS:
+        return importlib.import_module(f"paceline.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

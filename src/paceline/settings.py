@@ -127,6 +127,7 @@ class RunSettings:
     autotune: bool = True  # try bucket sizes in the first steps
     timeline: bool = False  # write a timeline of phases and buckets to the record
     noise_scale: bool = False  # measure the gradient noise scale
+    facts: bool = False  # write how the script is set up (`record.facts`)
     track: tuple[str, ...] = ()  # of TRACKERS, to which each step's metrics are logged
     profile: ProfileSettings | None = None  # trace a few steps
     sharpness: SharpnessSettings | None = None  # measure the sharpness of the final weights

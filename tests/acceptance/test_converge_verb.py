@@ -80,7 +80,7 @@ def test_the_table_of_all_techniques(tmp_path: Path, converge: Any) -> None:
     record = tmp_path / document["record"]
     assert (record / "plots" / "converge.svg").read_text().count("<path") > 8
     assert json.loads((record / "verdict.json").read_text())["chosen"] == document["chosen"]
-    for word in ("technique", "samples/s", "to target", "best of 8 workers", document["chosen"]):
+    for word in ("technique", "samples/s", "to target", "of 8 workers: ", document["chosen"]):
         assert word in done.stderr
 
 
@@ -129,7 +129,7 @@ def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path, converge: Any
     assert done.returncode == 0, done.stderr
     assert "sharpness of one worker, naive, lr_scale: not measured:" in done.stdout
     assert "closure" in done.stdout
-    assert "best" in done.stdout
+    assert "highest" in done.stdout, "one seed shows no best"
 
 
 @pytest.mark.slow

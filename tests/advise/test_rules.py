@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -61,13 +63,21 @@ def play(machine: Machine, doings) -> None:
                     machine.launch("softmax", much * 20 * US)
 
 
-def check(found: list[Finding]) -> None:
-    """What holds for every finding."""
+def check(found: list[Finding], *, known: bool = True) -> None:
+    """What holds for every finding. `known`: the script is, as in every record."""
     gains = [finding.predicted_gain or 0.0 for finding in found]
     assert gains == sorted(gains, reverse=True)
-    assert all(finding.title and finding.advice and finding.evidence for finding in found)
+    assert all(finding.title and (finding.advice or finding.command) and finding.evidence for finding in found)
     assert {finding.rule for finding in found} <= {rule.name for rule in RULES}
     for finding in found:
+        assert "…" not in finding.command
+        if known:
+            assert not re.search(r"paceline [a-z]+ [^—]*…", finding.advice), "no command is shortened"
+            assert not finding.mod or finding.command
+        if finding.command:
+            program, verb, *_, script = shlex.split(finding.command)
+            assert (program, verb, script) == ("paceline", "run", "train.py")
+            assert not finding.mod or finding.mod.partition("=")[2] in finding.command
         if finding.predicted_gain is not None:
             assert math.isfinite(finding.predicted_gain)
             assert 0.1 < finding.predicted_gain < 1000
@@ -106,7 +116,7 @@ def test_rules_hold_whatever_the_step_record_says(tmp_path_factory, ranks):
 def test_a_trace_from_elsewhere_is_enough(tmp_path):
     evidence(tmp_path, lambda m: (products(m), reading(m)))
     found = find_all(Evidence(read_files([tmp_path / "trace.rank0.json.gz"])))
-    check(found)
+    check(found, known=False)
     assert {"mixed_precision", "tf32", "waiting_lines"} <= {finding.rule for finding in found}
 
 

@@ -37,6 +37,7 @@ class FakeLaunch:
         self.events: list[Event] = []
         self.outcome = Outcome(exit_code=0, seconds=3.0, view="batch")
         self.raises: BaseException | None = None
+        self.speedups: dict[int, float] = {}  # of numbers of workers; 1.0 where nothing is told
 
     def __call__(
         self,
@@ -59,7 +60,10 @@ class FakeLaunch:
         for rank in range(run.workers):
             writer = StepWriter(record / f"steps.rank{rank}.jsonl")
             for number in range(1, self.steps + 1):
-                writer.append(one_step(number, waits=0.01 * (rank == 0)))
+                step = one_step(number, waits=0.01 * (rank == 0))
+                for part in ("total", "data", "forward", "backward", "communication", "optimizer"):
+                    setattr(step, part, getattr(step, part) / self.speedups.get(run.workers, 1.0))
+                writer.append(step)
             writer.close()
         workers = [WorkerInfo(rank=r, host="here", pid=1, cores=[], threads=1) for r in range(run.workers)]
         write_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -54,3 +55,23 @@ def test_completion_knows_the_verbs():
         check=False,
     )
     assert done.stdout.strip() == "scale"
+
+
+@pytest.mark.parametrize("verb", [[], ["runs"], ["view"], *([verb] for verb in VERBS)])
+def test_help_shows_no_types_of_python(paceline_, verb):
+    _, out, _ = paceline_(*verb, "--help")
+    assert not re.search(r"<\w+(\[\w+\])?>", out)
+
+
+def test_help_of_run_leaves_rare_options_to_help_all(paceline_, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, short, _ = paceline_("run", "--help")
+    code, whole, _ = paceline_("run", "--help-all")
+    assert code == 0
+    assert len(short.splitlines()) <= 100, "two screens"
+    assert "--help-all" in short
+    for rare in ("--stall-warning", "--elastic", "--tag"):
+        assert rare not in short
+        assert rare in whole
+    assert paceline_("run", "--help")[1] == short, "nothing stays hidden or shown"
+    assert "none|bf16|fp16" in whole.replace("\n", "")

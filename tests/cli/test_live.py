@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
+from itertools import pairwise
 
 import pytest
 from fake_launch import one_step
 from rich.console import Console
 
 from paceline.cli.shared.live import LiveLine
+from paceline.tables.figures import Figures
 
 
 class Terminal(io.TextIOWrapper):
@@ -178,3 +180,34 @@ def test_a_bar_shows_the_time_left():
     bar.update(task, completed=2)
     console.print(bar.get_renderable())
     assert " s left" in drawn.getvalue()
+
+
+@pytest.mark.parametrize(("counted", "told"), [(1, False), (4, False), (5, True)])
+def test_the_time_left_is_told_from_steps_that_say_something_about_it(monkeypatch, counted, told):
+    """From its first step a run of 29 s had 123 s left."""
+    console = Console(file=io.StringIO(), width=120)
+    live = LiveLine(console, workers=1, quiet=False, script_to_stderr=False, steps=100)
+    found = Figures(steps=counted + 1, counted=counted, step_time=1.23, samples_per_s=10.0)
+    monkeypatch.setattr(live._running, "report", lambda steps: None)
+    monkeypatch.setattr(live._running, "figures", lambda: found)
+    assert ("left" in live._describe(one_step(counted + 1)).plain) is told
+
+
+def test_lines_without_a_terminal_come_ever_more_rarely(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("paceline.cli.shared.live.time.monotonic", lambda: now)
+    console = Console(file=io.StringIO(), width=120)
+    live = LiveLine(console, workers=1, quiet=False, script_to_stderr=False)
+    monkeypatch.setattr(live._running, "figures", lambda: Figures(steps=1, samples_per_s=10.0, step_time=1.0))
+    said = []
+    for second in range(4 * 3600):
+        now = float(second)
+        before = len(console.file.getvalue())
+        live.progress({0: one_step(second + 1)})
+        if len(console.file.getvalue()) > before:
+            said.append(second)
+    pauses = [after - before for before, after in pairwise(said)]
+    assert said[0] == 10
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 600
+    assert len(said) < 50

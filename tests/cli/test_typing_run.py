@@ -11,8 +11,9 @@ from msgspec import structs
 
 from paceline.errors import LaunchError
 from paceline.launch import Notice, Output, Progress, Stall
-from paceline.record import Step
+from paceline.record import Step, read_run
 from paceline.record.noise import Noise
+from paceline.trials.core.wall_clock import WallClock
 
 
 def test_options_after_the_script_are_the_scripts(launched, paceline_):
@@ -435,8 +436,10 @@ def test_a_run_that_communicates_is_sent_to_scale_with_its_own_options(launched,
 
 def test_a_run_of_known_length_says_how_much_is_left(launched, paceline_, monkeypatch):
     monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
-    launched.events = [Progress({0: one_step(1)}), Progress({0: one_step(11)})]
+    monkeypatch.setattr("paceline.tables.running.PAUSE", -1)  # computed anew at every step
+    launched.events = [Progress({0: one_step(number)}) for number in range(1, 12)]
     *_, err = paceline_("run", "--steps", "51", "train.py")
+    assert "left" not in next(line for line in err.splitlines() if "step 1 of 51" in line)
     line = next(line for line in err.splitlines() if "step 11 of 51" in line)
     assert line.endswith("about 4 s left")
     launched.events = [Progress({0: one_step(1)})]
@@ -448,3 +451,14 @@ def test_a_run_that_computes_needs_no_advice(launched, paceline_):
     _, out, err = paceline_("run", "--json", "train.py")
     assert json.loads(out)["advice"] is None
     assert ", type:\n" not in err
+
+
+def test_a_run_has_one_duration(launched, paceline_, tmp_path, monkeypatch):
+    """10.7 s on the terminal, and 8.88 s in the record."""
+    parts = {"start": 6.0, "warm_up": 1.0, "steps": 3.0, "evaluation": 0.0, "check": 0.0, "end": 0.7}
+    monkeypatch.setattr("paceline.cli.run.wall_clock_of", lambda *rest: WallClock(total=10.7, **parts))
+    _, out, err = paceline_("run", "--json", "train.py")
+    assert json.loads(out)["seconds"] == json.loads(out)["wall_clock"]["total"] == 10.7
+    assert "10.7 s" in err
+    [record] = (tmp_path / "paceline-runs").iterdir()
+    assert read_run(record).outcome.seconds == 10.7

@@ -98,3 +98,16 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert (tmp_path / name).is_file(), name
     assert "--batch-dim" in (tmp_path / "commands/run.html").read_text()
     assert "LAMB" in (tmp_path / "api/paceline.html").read_text()
+
+
+def test_the_navigation_names_every_page():
+    """`make docs` ended with a warning: a page of figures was in no menu."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    there = [f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.md")]
+    there += [path.name for path in (ROOT / "docs").glob("*.md")]
+    assert not [page for page in there if f" {page}\n" not in nav]
+
+
+def test_continuous_integration_builds_the_site():
+    found = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    assert "run: make docs" in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import subprocess
@@ -13,11 +14,15 @@ from pathlib import Path
 
 import pytest
 from launched import Launched, Play
+from rich.console import Console
 
+from paceline.cli.shared.terminal import time_table
+from paceline.cli.shared.told_figures import figures_document
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Output, Zygote, launch
 from paceline.record import read_run
 from paceline.settings import RunSettings
+from paceline.tables.figures import read_figures
 
 
 def test_every_worker_runs_the_script_and_rank_0_has_the_voice(play: Play) -> None:
@@ -103,6 +108,11 @@ def test_a_script_with_its_own_process_group_joins_the_same_store(play: Play) ->
         x = torch.tensor([dist.get_rank() + 1.0])
         dist.all_reduce(x)
         print(x.item())
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            model(x).backward()
+            optimizer.step()
         dist.destroy_process_group()
         """,
         workers=3,
@@ -110,6 +120,12 @@ def test_a_script_with_its_own_process_group_joins_the_same_store(play: Play) ->
     )
     assert launched.outcome.exit_code == 0, launched.outcome.message
     assert launched.output() == "6.0\n"
+    found = read_figures(launched.record)
+    assert (found.steps, found.split) == (3, False), "forward, backward and communication are not measured"
+    assert figures_document(found)["step"]["forward"] is None
+    shown = Console(file=io.StringIO(), width=80)
+    shown.print(time_table(found.step, split=found.split))
+    assert shown.file.getvalue().count("not measured") == 3
 
 
 def test_a_lone_worker_may_make_its_own_process_group(play: Play) -> None:

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from test_guard import train
 
+from paceline.record.facts import Facts
 from paceline.trials.core.result import Measured, Status
 
 Truth = Callable[[frozenset[str]], float]
+
+
+class Weather:
+    """What a busy machine does to the speed of trial after trial: noise of 1, 3 or 8 %, a drift, stalls of single
+    trials, and times at which another program takes half of the machine."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.noise = (0.01, 0.03, 0.08)[seed % 3]
+        self.drift = self.random.uniform(-0.025, 0.025)  # of a trial
+        self.trials = self.halved = 0  # those that the other program still runs
+
+    def speed(self) -> float:
+        """The part of the machine's speed that the next trial has."""
+        self.trials += 1
+        speed = math.exp(self.drift * min(self.trials, 30)) * self.random.lognormvariate(0, self.noise)
+        if self.random.random() < 0.1:
+            speed *= self.random.uniform(0.3, 0.9)
+        if not self.halved and self.random.random() < 0.06:
+            self.halved = self.random.randint(1, 6)
+        if self.halved:
+            self.halved -= 1
+            speed /= 2
+        return speed
 
 
 class Clock:
@@ -34,7 +61,9 @@ class Machine:
     `drift` over 100 trials; after so many trials of the script as it is, only a part of its speed is left to that
     (`held_up`). A fresh process takes `fresh` seconds to start, and mods start there half as long again; `cold` is the
     truth there. `idle` says which mods are not in force, and why; `idle_alone`: in fresh processes. `step`: the phases
-    of every trial. What was measured once under a name is not measured again, as with a journal."""
+    of every trial; `weather`: what other programs do. Half of a trial's time is its start, the other half its steps
+    (`enough`). `facts`: what the first trial says of the script. What was
+    measured once under a name is not measured again, as with a journal."""
 
     def __init__(
         self,
@@ -56,7 +85,11 @@ class Machine:
         step: Mapping[str, float] | None = None,
         stops_at: int | None = None,
         journal: dict[str, Measured] | None = None,
+        weather: Weather | None = None,
+        facts: Facts | None = None,
     ) -> None:
+        self.facts = facts
+        self.weather = weather
         self.truth, self.noise, self.random = truth, noise, random.Random(seed)
         self.budget, self.trial = Clock(budget), trial
         self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
@@ -67,7 +100,7 @@ class Machine:
         self.asked: list[str] = []
 
     def measure(
-        self, name: str, *, mods: tuple[str, ...] | None = None, alone: bool = False, **changes: int
+        self, name: str, *, mods: tuple[str, ...] | None = None, alone: bool = False, **changes: Any
     ) -> Measured:
         self.asked.append(name)
         if name in self.journal:
@@ -76,7 +109,7 @@ class Machine:
             raise KeyboardInterrupt
         every = frozenset(mods or ()) | {f"workers={n}" for key, n in changes.items() if key == "workers"}
         start = max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
-        seconds = self.trial + start + (self.fresh + start / 2) * alone
+        seconds = self.trial * (1.0 + changes.get("enough", 1.0)) / 2 + start + (self.fresh + start / 2) * alone
         if self.budget.left <= 0 or seconds > self.budget.limit:
             self.budget.spent += self.budget.limit if self.budget.left > 0 else 0.0
             return Measured(name=name, mods=list(mods or ()), workers=1, status=Status.BUDGET)
@@ -95,10 +128,12 @@ class Machine:
             measured.idle = {mod: f"--mod {mod} is not in force: {idle[mod]}" for mod in every if mod in idle}
             truth = self.cold if alone else self.truth
             measured.samples_per_s = truth(every - set(idle)) * slower * self.random.lognormvariate(0, self.noise)
+            measured.samples_per_s *= self.weather.speed() if self.weather else 1.0
             measured.losses = losses(
                 changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every
             )
         measured.step = self.step
+        measured.facts = self.facts if changes.get("facts") else None
         self.journal[name] = measured
         return measured
 

@@ -76,7 +76,7 @@ def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: series.Mode, clo
     script.write_text(clock + SCRIPT)
     settings = RunSettings(script=str(script), arguments=(cause,), threads=1, steps=14)
     results = series.carry_out(
-        series.plan(settings, (1, 2), rounds=1, mode=mode),
+        series.plan(settings, (1, 2), rounds=3, mode=mode),
         zygote=zygote,
         record=tmp_path / "record",
         on_event=lambda event: None,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from machine import Machine, compute_bound, launch_bound, many_words, small_pictures, starved, tuned_already
 
 from paceline.errors import UsageError
-from paceline.mods import catalog
+from paceline.mods import catalog, prospects
+from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
 from paceline.trials.core.result import Status
 from paceline.trials.tune import candidates as candidates_module
 from paceline.trials.tune.candidates import candidates, settings_of, together
@@ -625,3 +626,67 @@ def test_mods_that_give_up_the_same_numbers_are_tried_only_where_that_is_allowed
 
     verdict = tune(Machine(truth, noise=0.01, budget=3000), tried)
     assert set(verdict.final.mods) == {"bn=local", "view=slice"}
+
+
+def test_what_cannot_act_in_the_script_is_not_tried():
+    """A script like nanoGPT: no DataLoader, a compiled model under autocast, no images."""
+    facts = Facts(
+        threads=1,
+        steps=20,
+        called_under=["bfloat16"],
+        models=[ModelFacts(name="GPT", parameters=1, bytes=4, compiled=True)],
+        optimizers=[OptimizerFacts(name="Muon", tensors=1)],
+    )
+    machine = Machine(launch_bound, noise=0.01, budget=3000, facts=facts)
+    verdict = tune(machine)
+    names = ("resident", "loader", "precision", "compile", "channels_last", "fused_optimizer")
+    assert not any(mod.startswith(names) for name in machine.asked for mod in name.split(".")[0].split("+"))
+    for mod, why in {
+        "resident": prospects.NO_TENSORS,
+        "loader=4": prospects.NO_LOADER,
+        "precision=bf16": prospects.AUTOCAST,
+        "compile=default": prospects.COMPILED,
+        "channels_last": prospects.NO_CONVOLUTION,
+        "fused_optimizer": prospects.no_fused({"Muon"}),
+    }.items():
+        assert row(verdict, mod).code is Reason.IDLE
+        assert row(verdict, mod).reason == f"not in force: {why}"
+    assert "cuda_graphs" in verdict.final.mods
+
+
+def test_what_the_facts_do_not_exclude_is_tried():
+    able = Facts(
+        threads=1,
+        steps=20,
+        called_under=["", "bfloat16"],
+        loaders=[LoaderFacts(tensors=True)],
+        models=[ModelFacts(name="CNN", parameters=1, bytes=4, convolutions=3)],
+        optimizers=[OptimizerFacts(name="SGD", tensors=1)],
+    )
+    for mod in [c.mod for c in MORE]:
+        assert not prospects.why_idle(mod, able)
+        assert not prospects.why_idle(mod, Facts(threads=1)), "nothing is known"
+
+
+def test_what_fails_with_the_newest_mod_is_tried_once_without_it():
+    """A compiled model in channels_last failed with resident, each of which was fine."""
+
+    class Clash(Machine):
+        def measure(self, name, *, mods=None, **rest):
+            measured = super().measure(name, mods=mods, **rest)
+            if {"compile=default", "resident"} <= set(mods or ()):
+                measured.status, measured.message = Status.FAILED, "AssertionError: stride 9==1"
+            return measured
+
+    def truth(mods):
+        return 100 * (1.2 if "resident" in mods else 1.0) * (3.0 if "compile=default" in mods else 1.0)
+
+    tried = [c for c in ON_GPU if c.mod in ("resident", "compile=default")]
+    machine = Clash(truth, noise=0.01, budget=3000, starts={"compile=default": 30})
+    verdict = tune(machine, tried)
+    assert verdict.final.mods == ["compile=default"]
+    assert not row(verdict, "resident").kept
+    assert sum(name.startswith("compile=default+resident") for name in machine.asked) == 1
+    broken = Clash(truth, noise=0.01, budget=3000, fails={"compile=default": "failed"})
+    assert tune(broken, tried).final.mods == ["resident"]
+    assert sum("compile=default" in name for name in broken.asked) <= 2

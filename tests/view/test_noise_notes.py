@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,19 +12,30 @@ from rich.console import Console
 from verb_records import make_converge
 from view_records import make_tune
 
+from paceline import view
+from paceline.cli.tables.converge import answer
 from paceline.cli.tables.tune import show_final
+from paceline.tables.delays import Delay
+from paceline.tables.figures import Figures
 from paceline.trials.bandwidth.verdict import CollectiveRate
 from paceline.trials.bandwidth.verdict import Verdict as Bandwidth
+from paceline.trials.converge.series import ALONE, Spread
+from paceline.trials.converge.series import Row as ConvergedRow
+from paceline.trials.converge.series import Verdict as Converged
 from paceline.trials.core.same_numbers import SameNumbers
 from paceline.trials.scale.series import Point as Scaled
 from paceline.trials.scale.series import Verdict as Scaling
 from paceline.trials.sweep.search import Ceiling, Point, Verdict, ties, unsteady
 from paceline.trials.tune.verdict import Final, Reason, Row, Speed
 from paceline.trials.tune.verdict import Verdict as Tuned
+from paceline.view.pages.dashboard import _slowest as slowest_tiles
 from paceline.view.pages.series.bandwidth import measuring
+from paceline.view.pages.series.converge import _tiles as converge_tiles
 from paceline.view.pages.series.scale import scaling
 from paceline.view.pages.series.sweep import sweeping
 from paceline.view.ui.blocks import Note, Tiles
+
+SCALES = Path(view.__file__).parent / "static" / "scales.js"
 
 
 def notes(blocks) -> str:
@@ -43,7 +55,61 @@ def test_a_sweep_in_noise_names_no_knee_and_no_best():
     blocks = sweeping(verdict, None)
     assert "64 to 256 samples a step are equally fast" in notes(blocks)
     assert "other processes keep this machine busy" in notes(blocks)
-    assert tiles(blocks).keys() == {"largest that fits", "the script's own"}
+    assert tiles(blocks).keys() == {"largest tried", "the script's own"}
+
+
+@pytest.mark.parametrize("ceiling", Ceiling)
+def test_only_a_sweep_that_ran_out_of_memory_names_the_largest_batch_that_fits(ceiling):
+    point = Point(batch=128, fits=True, samples_per_s=100.0, low=90.0, high=110.0)
+    verdict = Verdict(
+        workers=1, mods=[], own=128, points=[point], knee=None, best=128, largest=128, ceiling=ceiling, why="the end",
+    )  # fmt: skip
+    assert ("largest that fits" in tiles(sweeping(verdict, None))) is (ceiling is Ceiling.MEMORY)
+
+
+def converged(*seeds: float, alone: tuple[float, ...]) -> Converged:
+    def row(technique: str, found: tuple[float, ...]) -> ConvergedRow:
+        spread = Spread(mean=sum(found) / len(found), low=min(found), high=max(found), seeds=len(found))
+        return ConvergedRow(workers=8, technique=technique, mods=[], accuracy=spread)
+
+    return Converged(
+        workers=8, seeds=len(seeds), target=None, rows=[row(ALONE, alone), row("naive", seeds)], chosen="naive"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "label", "proven"),
+    [
+        (converged(0.71, 0.72, alone=(0.70, 0.73)), "best technique", True),
+        (converged(0.60, alone=(0.704,)), "highest of one seed", False),
+        (converged(0.71, alone=(0.704,)), "highest of one seed", False),
+        (converged(0.60, 0.61, alone=(0.70, 0.73)), "best technique", False),
+    ],
+)
+def test_a_green_tick_stands_beside_no_number_that_contradicts_it(verdict, label, proven):
+    """'Best technique: naive' in green, beside 10.4 points less than one worker, from one seed."""
+    shown = {tile.label: tile for tile in converge_tiles(verdict, verdict.rows[1], verdict.rows[0])}
+    assert (shown[label].value, shown[label].tone == "good", verdict.proven) == ("naive", proven, proven)
+    assert not (shown["against one worker"].tone == "good" and not proven)
+    assert ("best of 8 workers" in answer(verdict)[0]) is proven
+
+
+@pytest.mark.parametrize(("behind", "tone"), [(0.05, "good"), (0.848, "")])
+def test_workers_that_differ_widely_are_not_called_even(behind, tone):
+    late = Delay(rank=1, own=1.0, behind=0.1, share=behind, slow=False, since=None)
+    [tile] = slowest_tiles(Figures(slowest=late, spread=behind))
+    assert (tile.value, tile.tone) == ("none", tone)
+
+
+def test_ticks_at_equal_distances_have_equal_differences(browser):
+    """67.5, 65, 62.5 and 60 % were 68, 65, 63 and 60 %."""
+    lines = SCALES.read_text().splitlines()
+    source = "\n".join(line for line in lines if not line.startswith(("import", "export")))
+    page = browser.new_page()
+    at = "[0.675, 0.65, 0.625, 0.6, 0.0025].map((at) => shown(at, { tickformat: '.0%' }))"
+    ticks = page.evaluate(f"() => {{ {source}\n return {at} }}")
+    page.close()
+    assert ticks == ["67.5 %", "65 %", "62.5 %", "60 %", "0.25 %"]
 
 
 def test_a_scale_without_one_worker_shows_no_efficiency():

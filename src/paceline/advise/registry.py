@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from paceline.advise.commands import complete
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Finding, write_findings
 from paceline.advise.rules import (
@@ -80,7 +81,11 @@ RULES = tuple(Rule(module.__name__.rpartition(".")[2], module.find) for module i
 
 def find_all(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """The findings of all rules, largest predicted gain first; those without a prediction last."""
-    found = [finding for rule in rules if (finding := rule.find(evidence)) is not None]
+    found = [
+        complete(finding, evidence.run, evidence.first_facts)
+        for rule in rules
+        if (finding := rule.find(evidence)) is not None
+    ]
     return sorted(found, key=lambda finding: -(finding.predicted_gain or 0.0))
 
 

@@ -199,7 +199,7 @@ class _Drawing:
             shown = [textwrap.shorten(name, 44, placeholder="…") for name in names[::every]]
             drawn.set_ticks(range(0, len(names), every), shown)
         if axis.share:
-            drawn.set_major_formatter(PercentFormatter(1, decimals=0))
+            drawn.set_major_formatter(PercentFormatter(1))
         if axis.ticks:
             rotation = 45 if which == "x" and len(axis.ticks) > MOST_TICKS else 0
             drawn.set_ticks([at for at, _ in axis.ticks], [text for _, text in axis.ticks], rotation=rotation)

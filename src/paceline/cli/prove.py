@@ -11,6 +11,7 @@ from rich.console import Console
 from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.session import Session
 from paceline.launch.interrupts import exit_code_of
+from paceline.record import read_run
 from paceline.settings import RunSettings
 from paceline.trials.core.bench import Bench, Budget
 
@@ -48,6 +49,7 @@ def carry_out(
     """Runs the trials and writes the measured gains into the record. Returns the exit code: 128 + the signal's number
     after an interrupt."""
     from paceline.advise import write_findings
+    from paceline.advise.commands import complete
     from paceline.trials.tune import prove
 
     assert session.record is not None
@@ -63,10 +65,13 @@ def carry_out(
         on_start=lambda name: line.start(name, trial=True),
     )
     code = 0
+    run = read_run(session.record)
     try:
         with line:
             prove.prove(bench, found, mods=settings.mods, tell=line.say)
     except KeyboardInterrupt as error:
         code = exit_code_of(error)
+    for finding in found:  # another mod may have turned out to be the faster one
+        complete(finding, run)
     write_findings(session.record, found)
     return code

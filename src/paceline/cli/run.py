@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -28,6 +29,7 @@ from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
+from paceline.record import read_run, write_run
 from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
@@ -184,7 +186,7 @@ def run(
         if workers is None and not any(typed.startswith("workers=") for typed in mods):
             workers = found.workers
         mods = reduce(together, mods, tuple(found.mods))
-        said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
+        said = f"preset of {where}: {' '.join(mods) or ': '.join(filter(None, ('no mods', found.said)))}"
     settings = replace(
         asked.settings(),
         batch=batch,
@@ -248,6 +250,9 @@ def run(
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
         clock = wall_clock_of(record, summary.warm_up, outcome)
+        if clock is not None:
+            summary = structs.replace(summary, seconds=clock.total)
+            keep_duration(record, clock.total)
         hosts = 1 if cluster is None else len(cluster.hosts())
         advice = advise(summary, hosts=hosts, compression=compression, own=settings.launch_as is None)
         typed = another_verb(context, session.typed, advice.verb, advice.options) if advice else ""
@@ -288,6 +293,16 @@ def summary_of(record: Path, outcome: Outcome, settings: RunSettings) -> Summary
     return summary
 
 
+def keep_duration(record: Path, seconds: float) -> None:
+    """Makes the duration of the command the run's: the launcher's own begins after the start of this process, and a
+    run that has two durations has none."""
+    with contextlib.suppress(RecordError):  # what could not be read or written is said elsewhere
+        run = read_run(record)
+        if run.outcome is not None:
+            run.outcome.seconds = seconds
+            write_run(record, run)
+
+
 def show_timeline(console: Console, record: Path, timeline: Path) -> None:
     """Writes the trace. One that cannot be written does not make the run fail."""
     try:
@@ -314,7 +329,7 @@ def show_summary(
         console.print(
             verdict, style="bold red" if outcome.exit_code and not outcome.interrupted else "", soft_wrap=True
         )
-    wall = summary.seconds if clock is None else clock.total
+    wall = summary.seconds
     if summary.steps == 0:
         ran_all = summary.workers > 1 and launch_as is None and not verdict
         whole = ": every worker ran all of the script" if ran_all else ""
@@ -357,7 +372,7 @@ def show_summary(
 def show_times(console: Console, summary: Summary) -> None:
     """The table of where a step's time went, and the slowest worker."""
     console.print()
-    console.print(time_table(summary.step, check=summary.check))
+    console.print(time_table(summary.step, check=summary.check, split=summary.split))
     if summary.warm_up:
         left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
         console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")

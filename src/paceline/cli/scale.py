@@ -39,7 +39,16 @@ Weak = Annotated[
     bool,
     typer.Option("--weak", help="Weak scaling: each worker keeps the script's batch.", rich_help_panel=options.HOW),
 ]
-Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds.", rich_help_panel=options.HOW)]
+Repeat = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        metavar="N",
+        min=1,
+        help="Rounds. With fewer than three, no difference can be told from chance.",
+        rich_help_panel=options.HOW,
+    ),
+]
 Steps = Annotated[
     int, typer.Option("--steps", metavar="K", min=1, help="Number of steps of each trial.", rich_help_panel=options.HOW)
 ]
@@ -123,7 +132,7 @@ def carry_out(
     steps = settings.steps or 1
     told: set[str] = set()
     measured: list[trials.Result] = []
-    begun = time.monotonic()
+    warm = [time.monotonic()]  # the end of the first trial, which has imported torch
     bar = progress_bar(console, quiet=quiet)
     task = TaskID(0)
 
@@ -134,9 +143,14 @@ def carry_out(
             told.add(event.text)
             console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
 
+    def planned() -> int:
+        """The trials of the plan, or as many as there are by now: a disturbed round is followed by one more."""
+        return max(len(plan), len(measured))
+
     def on_start(trial: trials.Trial) -> None:
-        place = f"trial {len(measured) + 1} of {len(plan)}: {count(trial.workers, 'worker')}"
-        bar.update(task, description=place, completed=len(measured) * steps)
+        here, of = len(measured) + 1, max(len(plan), len(measured) + 1)
+        place = f"trial {here} of {of}: {count(trial.workers, 'worker')}"
+        bar.update(task, description=place, completed=len(measured) * steps, total=of * steps)
 
     def on_result(result: trials.Result) -> None:
         measured.append(result)
@@ -149,11 +163,13 @@ def carry_out(
             console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
             speed = rate(result.summary.samples_per_s)
-            left = seconds((time.monotonic() - begun) / len(measured) * (len(plan) - len(measured)))
-            console.print(
-                f"paceline: trial {len(measured)} of {len(plan)}, about {left} left: {place}: {speed} samples/s",
-                soft_wrap=True,
-            )
+            made, left = len(measured), ""
+            if made == 1:
+                warm[0] = time.monotonic()
+            else:
+                each = (time.monotonic() - warm[0]) / (made - 1)
+                left = f", about {seconds(each * (planned() - made))} left"
+            console.print(f"paceline: trial {made} of {planned()}{left}: {place}: {speed} samples/s", soft_wrap=True)
 
     # An interrupt between two trials ends the block; `launch` handles an interrupt during a trial.
     with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:

@@ -206,6 +206,7 @@ def carry_out(
         tried,
         start=start,
         budget=course.budget.seconds,
+        enough=ENOUGH,
         on_note=lambda text: tell(text, "yellow"),
         on_kept=lambda text: tell(f"kept {text}", "green"),
     )
@@ -243,6 +244,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
         mods=list(settings_of(mods)[0]),
         workers=workers,
         gain=verdict.final.gain,
+        said=verdict.conclusion.sentence,
         made=time.time(),
     )
     told["preset"] = write_preset(record, preset)

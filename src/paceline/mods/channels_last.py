@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.mods import prospects
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
 
@@ -37,7 +38,7 @@ class Mod:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def idle(self) -> str:
-        return "" if self._converted else "no model of the script has a 2-d convolution."
+        return "" if self._converted else prospects.NO_CONVOLUTION
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

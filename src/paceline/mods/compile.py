@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paceline.mods import prospects
 from paceline.mods.support import fp32_outputs
 from paceline.mods.support.promise import Promise
 from paceline.script.seams.stage import Stage
@@ -45,7 +46,7 @@ class Mod:
             module.compile(mode=None if self.mode == "default" else self.mode)
 
     def idle(self) -> str:
-        return "the script compiles its models itself." if self._met and not self._compiled else ""
+        return prospects.COMPILED if self._met and not self._compiled else ""
 
 
 def compiled_where_large(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
+from paceline.mods import prospects
 from paceline.script.seams.stage import Stage
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
@@ -41,4 +42,4 @@ class Mod:
         optimizer._step_supports_amp_scaling = True
 
     def idle(self) -> str:
-        return "" if self._fused else f"there is no fused version of {' and '.join(sorted(self._others))}."
+        return "" if self._fused else prospects.no_fused(self._others)

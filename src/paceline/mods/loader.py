@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from paceline.mods import prospects
 from paceline.mods.support.pinned_batches import PinnedTensor
 from paceline.script import tree
 from paceline.script.fingerprint import fingerprint
@@ -74,8 +75,8 @@ class Mod:
         if self.fast and not self.alone:
             return "it applies to one worker."
         if not self._met:
-            return "the script iterates no DataLoader."
-        return "the script's loaders have processes of their own, or datasets that cannot be read by index."
+            return prospects.NO_LOADER
+        return prospects.NOT_READ_BY_INDEX
 
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:

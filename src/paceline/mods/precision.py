@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.mods import prospects
 from paceline.mods.support import fp32_outputs
 from paceline.mods.support.grad_scaler import Scaler
 from paceline.script import tree
@@ -70,7 +71,7 @@ class Mod:
         return call
 
     def idle(self) -> str:
-        return "the script calls its models under autocast itself." if self._own and not self._cast else ""
+        return prospects.AUTOCAST if self._own and not self._cast else ""
 
     def _to_float(self, leaf: Any) -> Any:
         half = isinstance(leaf, torch.Tensor) and leaf.dtype in DTYPES.values()

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, default_collate
 
+from paceline.mods import prospects
 from paceline.mods.support.resident_data import is_plain, order_of, tensors_of
 from paceline.script.seams.stage import Stage
 
@@ -86,7 +87,7 @@ class Mod:
     def idle(self) -> str:
         if self._kept:
             return ""
-        return "no DataLoader of the script has a TensorDataset, torch's collate function and no processes of its own."
+        return prospects.NO_TENSORS
 
     def _device(self, tensors: tuple[torch.Tensor, ...]) -> torch.device:
         """The device of the tensors. Several workers collate a batch on the host."""

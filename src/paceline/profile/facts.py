@@ -14,7 +14,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from paceline.comm.call_site import script_line
 from paceline.comm.group import count_gpus
@@ -23,7 +23,7 @@ from paceline.record.private import write_file
 from paceline.record.stopping import stop
 from paceline.script.recorder import Recorder
 from paceline.script.seams.stage import Stage
-from paceline.torch_private import parameters_in
+from paceline.torch_private import is_compiled, parameters_in
 
 MOST = 64  # most facts of each kind: a script may make a new loader in every epoch
 
@@ -60,7 +60,17 @@ class Gathering:
         if len(self.facts.models) < MOST:
             self.facts.models.append(_model(module))
 
+    def before_forward(self, module: nn.Module) -> None:
+        first = next(module.parameters(), None)
+        device = "cpu" if first is None else first.device.type
+        dtype = (
+            str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else ""
+        )
+        if dtype not in self.facts.called_under:
+            self.facts.called_under.append(dtype)
+
     def after_step(self, optimizer: Any) -> None:
+        self.facts.steps += 1
         self._last = self._stage.watch.now()
         if self._first is None:
             self._first = self._last
@@ -107,6 +117,7 @@ def _loader(loader: Any) -> LoaderFacts:
         processes=loader.num_workers,
         ahead=loader.prefetch_factor,
         pinned=bool(loader.pin_memory),
+        indexed=not isinstance(dataset, IterableDataset) and loader.batch_sampler is not None,
         dataset=type(dataset).__name__,
         tensors=tensors,
         bytes=sum(tensor.nbytes for tensor in whole.tensors) if tensors else 0,
@@ -123,6 +134,7 @@ def _model(module: nn.Module) -> ModelFacts:
         convolutions=len(convolutions),
         channels_last=any(_lies_channels_last(one.weight) for one in convolutions),
         device=parameters[0].device.type if parameters else "cpu",
+        compiled=is_compiled(module),
     )
 
 

@@ -1,4 +1,5 @@
-"""The file `facts.rankR.json`: how a script is set up, as one worker saw it. `profile` writes it for the rules.
+"""The file `facts.rankR.json`: how a script is set up, as one worker saw it. `profile` writes it for the rules, and the
+first trial of `tune`, so that no mod is tried that cannot act (`mods.prospects`).
 
 A trace shows which ops ran. The facts hold what a trace does not show: torch's settings, how loaders, models and
 optimizers were made, how long each `torch.save` took.
@@ -25,6 +26,7 @@ class LoaderFacts(msgspec.Struct, kw_only=True):
     ahead: int | None = None  # batches that each process prefetches
     pinned: bool = False
     dataset: str = ""  # the dataset's class
+    indexed: bool = True  # samples are read by index, through a batch sampler
     tensors: bool = False  # a TensorDataset with torch's default collate function: the mod `resident` applies
     bytes: int = 0  # of the TensorDataset's tensors
 
@@ -38,6 +40,7 @@ class ModelFacts(msgspec.Struct, kw_only=True):
     convolutions: int = 0  # 2-d convolutions
     channels_last: bool = False  # the weight of at least one convolution is in channels_last
     device: str = "cpu"
+    compiled: bool = False  # by the script
 
 
 class OptimizerFacts(msgspec.Struct, kw_only=True):
@@ -62,6 +65,8 @@ class Facts(msgspec.Struct, kw_only=True):
     """The facts of one worker, at the end of its script."""
 
     threads: int
+    steps: int = 0  # optimizer steps
+    called_under: list[str] = []  # dtypes of the script's autocast around its models' calls; empty text: without
     backend: str = ""  # of the script's own process group if it has one, else of Paceline's
     gpus: int = 0  # number of GPUs that torch sees
     tf32: bool = False  # for matrix products

@@ -10,5 +10,6 @@ COMMUNICATION = "communication"  # exposed: waiting for collectives, hidden unde
 EVALUATION = "evaluation"  # calls in eval mode: no part of training
 OTHER = "other"  # the script's own time between the seams
 CHECK = "paceline's check"  # Paceline's own checks: no phase, and no part of a step
+AT_SEAMS = ("forward", "backward", COMMUNICATION)  # not measured in a script that distributes itself
 PHASES = ("data", "forward", "backward", COMMUNICATION, "optimizer", EVALUATION, OTHER)
 MARK = "paceline."  # before a phase's name in a trace

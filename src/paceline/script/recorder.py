@@ -127,7 +127,8 @@ class Recorder:
                 check=check,
                 loss=None if loss is None else loss.value,
                 finite=loss is None or loss.value is None or math.isfinite(loss.value),
-                split=UNSPLIT not in seconds,
+                # A script that distributes itself is called past the seams of its model.
+                split=UNSPLIT not in seconds and self.stage.run.launch_as is None,
                 traced=traced,
                 memory=self._memory,
                 noise=self.stage.pulse.noise,

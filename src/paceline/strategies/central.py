@@ -25,7 +25,12 @@ ALIGNED = 64  # bytes: each tensor begins at a cache line
 
 
 class CentralStorage(Zero1):
-    """When a peer dies, the collective that misses it raises. All workers must be on one host."""
+    """The optimizer's state and the update live once, in the host's memory; compute is mirrored.
+
+    Take it if the GPUs' memory is too small for the optimizer's state, and the host's is not. Costs copies of gradients
+    and weights between device and host in each step. When a peer dies, the collective that misses it raises. All
+    workers must be on one host.
+    """
 
     name = "central"
 

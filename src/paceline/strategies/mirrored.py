@@ -35,7 +35,11 @@ from paceline.torch_private import BatchNorm, own_grad, parameters_in
 
 
 class Mirrored(BaseStrategy):
-    """Synchronous data parallelism by all-reduce. When a peer dies, the collective that misses it raises."""
+    """Synchronous data parallelism: every worker holds the whole model, and gradients are averaged by all-reduce.
+
+    The first choice wherever the model and the optimizer's state fit on one device. Costs one all-reduce of the
+    gradients per step, most of it under the backward. When a peer dies, the collective that misses it raises.
+    """
 
     name = "mirrored"
     divided: tuple[type, ...] = ()  # classes of tensors of which each worker holds a part: they are not broadcast

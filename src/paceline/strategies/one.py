@@ -6,4 +6,7 @@ from paceline.strategies.base import BaseStrategy
 
 
 class OneDevice(BaseStrategy):
-    """One worker, which has no peers."""
+    """Everything on one device.
+
+    Take it as the baseline of a comparison, or to write a script that later gets another strategy. Costs nothing.
+    """

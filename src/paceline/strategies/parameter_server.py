@@ -49,7 +49,11 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class ParameterServer(BaseStrategy):
-    """No worker waits for a dead one. The run ends when rank 0, whose voice is heard, fails."""
+    """Parameters live on servers; each worker trains on its own batches, at its own pace.
+
+    Take it if workers differ in speed, or come and go. Costs accuracy per step: gradients are stale, and the numbers
+    are not those of one process. No worker waits for a dead one. The run ends when rank 0, whose voice is heard, fails.
+    """
 
     name = "server"
     lockstep = False

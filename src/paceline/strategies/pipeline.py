@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.lazy_parameters import initialise_lazy
 from paceline.script.slicing.reasons import name_of
+from paceline.strategies.base import A, B, C, D
 from paceline.strategies.owned.state import parameters_of
 from paceline.strategies.pipelined import orders
 from paceline.strategies.pipelined.at_seams import AtSeams
@@ -72,8 +73,12 @@ class _Now:
 
 
 class Pipeline(StageParts):
-    """Pipeline parallelism on the axis pipe, and rows on the axis data. When a peer dies, the receive or the collective
-    that misses it raises."""
+    """Each worker computes one stage of the model; micro-batches go through the stages.
+
+    Take it if the model does not fit on one device and the links between devices are slow: only activations at the cuts
+    move. Costs the bubble: with S stages and M micro-batches, workers idle for (S - 1) / (M + S - 1) of the time. The
+    stages are the axis pipe, rows the axis data. When a peer dies, the receive or the collective that misses it raises.
+    """
 
     name = "pipeline"
     whole_models = False
@@ -131,6 +136,19 @@ class Pipeline(StageParts):
         """Gradients are averaged over the axis data only."""
         if self._is_needed():
             super().watch_gradients(watcher)
+
+    @overload
+    def distribute(self, one: A, /) -> A: ...
+    @overload
+    def distribute(self, one: A, two: B, /) -> tuple[A, B]: ...
+    @overload
+    def distribute(self, one: A, two: B, three: C, /) -> tuple[A, B, C]: ...
+    @overload
+    def distribute(self, one: A, two: B, three: C, four: D, /) -> tuple[A, B, C, D]: ...
+    @overload
+    def distribute(self, *objects: Any, loss: Loss) -> TrainStep: ...
+    @overload
+    def distribute(self, *objects: Any) -> Any: ...
 
     def distribute(self, *objects: Any, loss: Loss | None = None) -> Any:
         """As of all strategies; with a `loss(output, target)` that is a mean or a sum over rows, returns a function

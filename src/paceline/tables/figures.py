@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILE = "figures.json"
-VERSION = 2  # of the way in which the figures are computed
+VERSION = 3  # of the way in which the figures are computed
 LARGEST = 1 << 20  # bytes of that file
 LONG_WAIT = 2.0  # times the usual step: a wait for input of this length is not the usual one
 RECURRING = 0.15  # share of the time in such waits from which on they count in full
@@ -55,6 +55,7 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     low: float = 0.0  # samples/s of the slowest block …
     high: float = 0.0  # … and of the fastest
     step: dict[str, float] = {}  # `total`, which is `step_time`; its phases, which add up to it; `evaluation` beside it
+    split: bool = False  # whether the phases at seams were measured; if not, their zeros mean nothing
     check: float = 0.0  # Paceline's own checks per step, beside it
     spread: float | None = None  # share of a step by which the slowest worker is behind the others; None: one worker
     slowest: Delay | None = None  # it is worth a look only if `slowest.slow`
@@ -97,6 +98,7 @@ def figures(by_rank: Mapping[int, Columns]) -> Figures:
         low=min(*speeds, speed),
         high=max(*speeds, speed),
         step=step | _parts(counted.values(), step_time) | {EVALUATION: _mean(settled, EVALUATION)},
+        split=any(any(columns["split"]) for columns in counted.values()),
         check=_mean(settled, "check"),
         spread=late[0].share if late else None,
         slowest=late[0] if late else None,

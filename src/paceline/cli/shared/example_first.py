@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+ALL = "--help-all"
+RARE = (
+    "Several hosts",
+    "Stalled workers",
+    "Runs that outlast failures",
+    "Labels of the record",
+)  # panels of --help-all
 
 
 def _show(examples: tuple[str, ...]) -> None:
@@ -22,11 +33,70 @@ def verb(*shown: str) -> type[TyperCommand]:
     class Verb(TyperCommand):
         examples = shown
 
-        def format_help(self, ctx: Any, formatter: Any) -> None:
+        def get_params(self, ctx: Any) -> list[Any]:
+            found = super().get_params(ctx)
+            return [*found, _help_all(found[-1])] if any(map(_is_rare, found)) else found
+
+        def format_help(self, ctx: Any, formatter: Any, *, whole: bool = False) -> None:
             _show(shown)
-            super().format_help(ctx, formatter)
+            rare: list[Any] = [] if whole else list(filter(_is_rare, self.params))
+            with _without_types(self.get_params(ctx)), _hidden(rare):
+                super().format_help(ctx, formatter)
 
     return Verb
+
+
+def _is_rare(param: Any) -> bool:
+    return getattr(param, "rich_help_panel", None) in RARE
+
+
+def _help_all(help_option: Any) -> Any:
+    """`--help-all`, made from the verb's own --help."""
+
+    def show(ctx: Any, param: Any, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.command.format_help(ctx, ctx.make_formatter(), whole=True)
+            ctx.exit()
+
+    made = copy.copy(help_option)
+    made.name, made.opts, made.secondary_opts, made.callback = "help_all", [ALL], [], show
+    made.help = "Show all options: several hosts, failures, labels."
+    return made
+
+
+@contextmanager
+def _hidden(params: list[Any]) -> Iterator[None]:
+    before = [param.hidden for param in params]
+    for param in params:
+        param.hidden = True
+    try:
+        yield
+    finally:
+        for param, hidden in zip(params, before, strict=True):
+            param.hidden = hidden
+
+
+@contextmanager
+def _without_types(params: list[Any]) -> Iterator[None]:
+    """Leaves out what only a Python programmer reads: `<bool>`, `<list[str]>`. Choices and names of values stay."""
+
+    def words(plain: Any) -> Any:
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            told = plain(*args, **kwargs)
+            if isinstance(told, str) and told.startswith("<") and told.endswith(">"):
+                return told[1:-1] if "|" in told else None
+            return told
+
+        return shown
+
+    told = [param for param in params if hasattr(param, "display_type_rich")]  # of recent versions of typer
+    for param in told:
+        param.display_type_rich = words(param.display_type_rich)
+    try:
+        yield
+    finally:
+        for param in told:
+            del param.display_type_rich
 
 
 def program(*examples: str) -> type[TyperGroup]:
@@ -35,6 +105,7 @@ def program(*examples: str) -> type[TyperGroup]:
     class Program(TyperGroup):
         def format_help(self, ctx: Any, formatter: Any) -> None:
             _show(examples)
-            super().format_help(ctx, formatter)
+            with _without_types(self.get_params(ctx)):
+                super().format_help(ctx, formatter)
 
     return Program

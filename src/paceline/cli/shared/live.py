@@ -26,7 +26,9 @@ from paceline.record.schema import Step
 from paceline.tables.running import RunningFigures
 from paceline.units import count, rate, seconds
 
-PLAIN_EVERY = 10.0  # seconds between lines without a terminal
+PLAIN_EVERY = 10.0  # seconds between lines without a terminal, at first …
+SLOWER, RAREST = 1.5, 600.0  # … then longer each time: a log of a week is still read
+FEW = 5  # counted steps: the first ones take long, and say nothing about the time left
 
 
 class LiveLine:
@@ -53,6 +55,7 @@ class LiveLine:
         self._drawn = self._asking = False
         self._line_complete = True  # whether the script's output ends in a newline, where this line would follow
         self._said, self._said_at = "", time.monotonic()  # the last line without a terminal
+        self._every = PLAIN_EVERY
         self._running = RunningFigures(record)
         self._draw()
 
@@ -91,8 +94,9 @@ class LiveLine:
         if self._terminal:
             self._take_away()
             self._draw()
-        elif time.monotonic() - self._said_at >= PLAIN_EVERY and self._text.plain != self._said:
+        elif time.monotonic() - self._said_at >= self._every and self._text.plain != self._said:
             self._said, self._said_at = self._text.plain, time.monotonic()
+            self._every = min(self._every * SLOWER, RAREST)
             self._end_line()
             self._console.print("paceline:", self._text, soft_wrap=True)
 
@@ -122,7 +126,7 @@ class LiveLine:
             parts.append(f"noise scale {step.noise:,.0f}")
         if self._workers > 1:
             parts.append(spread_words(figures))
-        if self._steps and figures.step_time > 0:
+        if self._steps and figures.counted >= FEW and figures.step_time > 0:
             parts.append(f"about {seconds(max(self._steps - step.step, 0) * figures.step_time)} left")
         return Text(" · ".join(part for part in parts if part), style="cyan")
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.charts.chart import Chart
-from paceline.record.phases import CHECK, EVALUATION, PHASES
+from paceline.record.phases import AT_SEAMS, CHECK, EVALUATION, PHASES
 from paceline.record.refuge import new_folder_somewhere
 from paceline.record.stopping import stop
 from paceline.units import percent, seconds
@@ -63,10 +63,16 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
 
 
 def time_table(
-    step: Mapping[str, float], title: str = "where the time went", *, beside: bool = True, check: float = 0.0
+    step: Mapping[str, float],
+    title: str = "where the time went",
+    *,
+    beside: bool = True,
+    check: float = 0.0,
+    split: bool = True,
 ) -> Table:
     """The table of where a step's time went. Evaluation and Paceline's own checks, of `check` seconds per step, are no
-    part of a step, and stand below the total; without `beside` the total includes evaluation."""
+    part of a step, and stand below the total; without `beside` the total includes evaluation. `split`: phases at the
+    seams were measured."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(title)
     table.add_column("a step", justify="right")
@@ -75,6 +81,9 @@ def time_table(
     total = step["total"] or 1.0
     for part in PHASES:
         if part != EVALUATION or (step[part] > 0 and not beside):
+            if part in AT_SEAMS and not split:
+                table.add_row(part, "not measured", "", "")
+                continue
             ratio = step[part] / total
             table.add_row(part, seconds(step[part]), percent(ratio), bar(ratio * BAR))
     table.add_row("total", seconds(step["total"]), "", "", style="bold")

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.record.phases import AT_SEAMS
 from paceline.tables.figures import Figures
 from paceline.units import percent, seconds
 
@@ -24,7 +25,7 @@ def slowest_words(figures: Figures) -> str:
     if slowest is None:
         return ""
     if not slowest.slow:
-        return f"slowest worker: none stands out (spread {percent(slowest.share)} of a step)"
+        return f"slowest worker: none is late all the time (spread {percent(slowest.share)} of a step)"
     return (
         f"slowest worker: rank {slowest.rank}, {seconds(slowest.behind)} a step behind the others\n"
         f"(spread {percent(slowest.share)} of a step; since step {slowest.since:,}, in {slowest.cause})"
@@ -38,7 +39,7 @@ def figures_document(figures: Figures) -> dict[str, Any]:
         "warm_up": figures.warm_up,
         "step_time": figures.step_time,
         "samples_per_s": figures.samples_per_s,
-        "step": figures.step,
+        "step": {part: None if part in AT_SEAMS and not figures.split else took for part, took in figures.step.items()},
         "check": figures.check,
         "spread": figures.spread,
         "slowest": {"rank": 0, "behind": 0.0} if slowest is None else msgspec.to_builtins(slowest),

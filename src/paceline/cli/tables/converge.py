@@ -92,7 +92,7 @@ def _overlap(one: Row, other: Row) -> bool:
 def note(row: Row, verdict: Verdict) -> str:
     said = []
     if row.technique == verdict.chosen:
-        said.append("best")
+        said.append("best" if verdict.proven else "highest")
     if row.technique in verdict.tied:
         said.append("tie")
     if row.diverged is not None:
@@ -108,7 +108,8 @@ def answer(verdict: Verdict) -> list[str]:
     alone, best = rows.get(ALONE), rows.get(verdict.chosen or next(iter(verdict.tied), ""))
     if best is None or best.accuracy.mean is None:
         return ["No technique gave an accuracy."]
-    lines = [f"best of {verdict.workers} workers: {best.technique}, {percent(best.accuracy.mean)}"]
+    named = "best" if verdict.proven else "highest"
+    lines = [f"{named} of {verdict.workers} workers: {best.technique}, {percent(best.accuracy.mean)}"]
     if verdict.tied:
         lines = [
             f"no best of {verdict.workers} workers: {', '.join(verdict.tied)} overlap over {verdict.seeds} seeds. More "

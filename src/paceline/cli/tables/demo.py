@@ -46,7 +46,7 @@ def show_tuned(console: Console, verdict: Verdict, command: str | None) -> None:
         return
     if not final.mods:
         console.print(
-            f"as is: {rate(baseline.samples_per_s)} samples/s → tuned: nothing to gain above the noise of this machine",
+            f"as is: {rate(baseline.samples_per_s)} samples/s; {verdict.conclusion.sentence}",
             style="bold",
             soft_wrap=True,
         )

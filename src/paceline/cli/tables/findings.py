@@ -22,7 +22,9 @@ def show_findings(console: Console, found: list[Finding]) -> None:
         console.print(
             Text(f"{number:3}. ").append(_gains(finding).ljust(16), "bold").append(finding.title), soft_wrap=True
         )
-        console.print(Text(f"     {'':16}{finding.advice}", "dim"), soft_wrap=True)
+        for line in (finding.command, f"{finding.advice} {finding.numbers}".strip()):
+            if line:
+                console.print(Text(f"     {'':16}{line}", "dim"), soft_wrap=True)
         if finding.proof:
             console.print(Text(f"     {'':16}{finding.proof}", "dim"), soft_wrap=True)
 

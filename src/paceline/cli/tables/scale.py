@@ -36,8 +36,8 @@ def show_verdict(console: Console, verdict: trials.Verdict) -> None:
             console.print(p.why.sentence)
             console.print()
     console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
-    if any(p.tied for p in verdict.points):
-        console.print(f"≈: no difference from {count(verdict.base, 'worker')} was measured; the rounds overlap.")
+    if verdict.tie:
+        console.print(f"≈: {verdict.tie}.", soft_wrap=True)
     if verdict.base != 1:
         numbers = ",".join(str(p.workers) for p in verdict.points)
         console.print(
@@ -87,7 +87,7 @@ def why_table(verdict: trials.Verdict) -> Table:
         if p.why is None:
             continue
         table.add_row(count(p.workers, "worker"), *(seconds(p.why.seconds[part]) for part in ("total", *CAUSES)))
-        if p.workers != verdict.base and p.efficiency is not None:
+        if p.workers != verdict.base and p.why.lost and p.efficiency is not None:
             lost = (1 - p.efficiency, *(p.why.lost[cause] for cause in CAUSES))
             table.add_row("  points lost", *(f"{part * 100 + 0.0:.1f}" for part in lost), style="dim")
     return table

@@ -62,15 +62,8 @@ def show_final(console: Console, verdict: Verdict) -> None:
     final = verdict.final
     if final is None or verdict.baseline is None:
         return
-    if verdict.unconfirmed:
-        console.print(verdict.unconfirmed, style="bold", soft_wrap=True)
-        return
     if not final.mods:
-        console.print(
-            f"nothing to gain: no mod gains more than the noise of this machine ({percent(verdict.noise)} per trial)",
-            style="bold",
-            soft_wrap=True,
-        )
+        console.print(verdict.conclusion.sentence, style="bold", soft_wrap=True)
         return
     shown = f"{final.gain_low:.2f}–{final.gain_high:.2f} in {count(final.pairs, 'pair')} of fresh processes"
     if not final.pairs:

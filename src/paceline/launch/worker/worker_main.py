@@ -80,6 +80,11 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
         from paceline.profile.capture import Capture  # torch's profiler takes long to import
 
         capture = Capture(stage, recorder, folder, run.profile)
+    gathering = None
+    if run.facts:
+        from paceline.profile.facts import Gathering
+
+        gathering = Gathering(stage, recorder, folder)
     solution = None
     if run.sharpness is not None:
         from paceline.converge.sharpness.solution import SolutionMeter
@@ -125,6 +130,8 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
             recorder.tracking.close()
         if capture is not None:
             capture.close()
+        if gathering is not None:
+            gathering.write()
         if meter is not None:
             meter.close()
         if group.timeline is not None:

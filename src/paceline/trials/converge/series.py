@@ -85,10 +85,21 @@ class Verdict(msgspec.Struct, kw_only=True):
     seeds: int
     target: float | None
     rows: list[Row]
-    chosen: str | None  # the technique with the best accuracy on N workers; None if several are equally good
+    chosen: str | None  # the technique with the highest accuracy on N workers; None if several are equally good
     tied: list[str] = []  # the most accurate techniques, best mean first, if their seeds overlap
     unfinished: bool = False
     interrupted: bool = False
+
+    @property
+    def proven(self) -> bool:
+        """Whether the chosen technique is the best one beyond the spread over seeds, and no worse than one worker."""
+        rows = {row.technique: row.accuracy for row in self.rows}
+        if self.chosen is None or self.seeds < 2 or self.chosen not in rows:
+            return False
+        best, alone = rows[self.chosen], rows.get(ALONE)
+        if best.mean is None or best.high is None or alone is None or alone.mean is None or alone.low is None:
+            return best.mean is not None
+        return best.high >= alone.low
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from statistics import mode
 import msgspec
 
 from paceline.record import read_steps
+from paceline.record.facts import Facts, read_facts
 from paceline.record.folder import last_lines
 from paceline.record.schema import Outcome, Step
 from paceline.settings import RunSettings
@@ -74,6 +75,7 @@ class Measured(msgspec.Struct, kw_only=True):
     memory: int = 0  # peak bytes of the worker with the highest peak
     losses: list[float | None] = []  # None: no loss, or not finite
     idle: dict[str, str] = {}  # mods that were not in force, and why
+    facts: Facts | None = None  # of the first worker, if they were asked for
     step: dict[str, float] = {}  # as in `Figures`
     seconds: float = 0.0  # of the whole trial
     record: str = ""
@@ -97,6 +99,7 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
         memory=max((steps[-1].memory for steps in by_rank if steps), default=0),
         losses=[step.loss for step in first],
         idle=outcome.not_in_force,
+        facts=read_facts(folder, 0),
         seconds=outcome.seconds,
         record=str(folder),
     )

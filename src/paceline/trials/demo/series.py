@@ -24,7 +24,7 @@ from paceline.trials.tune.search import Search
 TUNE = 60.0  # most seconds of the search
 LEAST_TUNE = 15.0  # seconds: a shorter search finds nothing
 RESERVE = 5.0  # seconds of the budget kept for a trial that ends late, and for writing
-ROUNDS = 2  # most rounds
+ROUNDS = 3  # the fewest for an interval
 ENOUGH = 0.5  # seconds of steady steps after which a trial ends
 SLOW_TO_START = ("compile",)  # mods left out, because their first steps would take half of the search's time
 
@@ -41,21 +41,27 @@ def run_both(
     on_result: Callable[[Result], None],
 ) -> Printed:
     """Runs the script with plain Python, on one worker and on all workers, and compares the output of the first and the
-    last. The first round ignores the budget; a second round runs if the budget leaves time for it and for the search.
+    last. The first round ignores the budget; others run if the budget leaves time for them and for a short search.
     Raises Interrupted, and PacelineError if a run fails."""
     plain = run_plain(Path(settings.script), on_line=on_line)
     write_file(record / "plain.txt", plain.encode())
     said = bytearray()  # output of the run on all workers, in the first round
+    compared = False  # whether the run in progress is that one
+    begun = [budget.spent]  # of each round
 
     def starts(trial: Trial) -> None:
+        nonlocal compared
         on_start(trial)
-        if trial.workers == settings.workers and trial.round == 1:
-            said.clear()
+        compared = trial.workers == settings.workers and trial.round == 1
 
     def happens(event: Event) -> None:
         on_event(event)
-        if isinstance(event, Output) and event.stream == "stdout":
+        if compared and isinstance(event, Output) and event.stream == "stdout":
             said.extend(event.data)
+
+    def affords() -> bool:
+        begun.append(budget.spent)
+        return budget.affords(begun[-1] - begun[-2] + LEAST_TUNE + RESERVE)
 
     def ends(result: Result) -> None:
         on_result(result)
@@ -64,17 +70,16 @@ def run_both(
         if result.failure:
             raise PacelineError(result.failure, advice="To check this machine, type: paceline doctor")
 
-    trials = plan(settings, (1, settings.workers), rounds=ROUNDS, mode="strong")
-    printed = Printed(same=False, numbers=0, max_difference=0.0, tolerance=0.0, lines=[])
-    for number in range(1, ROUNDS + 1):
-        begun = budget.spent
-        round_ = [trial for trial in trials if trial.round == number]
-        carry_out(round_, zygote=zygote(), record=record, on_event=happens, on_start=starts, on_result=ends)
-        if number == 1:
-            printed = compare_printed(plain, said.decode(errors="replace"))
-        if not budget.affords(budget.spent - begun + TUNE + RESERVE):
-            break
-    return printed
+    carry_out(
+        plan(settings, (1, settings.workers), rounds=ROUNDS, mode="strong"),
+        zygote=zygote(),
+        record=record,
+        on_event=happens,
+        on_start=starts,
+        on_result=ends,
+        affords=affords,
+    )
+    return compare_printed(plain, said.decode(errors="replace"))
 
 
 def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Search:
@@ -86,7 +91,7 @@ def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Sear
         threads=asked_threads() or host.usable_cores,
         without=SLOW_TO_START,
     )
-    return Search(bench, tried, budget=bench.budget.seconds, on_note=tell, on_kept=tell)
+    return Search(bench, tried, budget=bench.budget.seconds, enough=bench.settings.enough, on_note=tell, on_kept=tell)
 
 
 def ran_out_of_time(search: Search, budget: Budget) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.trials.core.interval import FEWEST
 from paceline.trials.scale.series import Point
 from paceline.trials.tune.verdict import Verdict
+from paceline.units import count
 
 MOST_ON_CORES = 8  # most workers on a machine without GPUs, so that they start quickly
-FASTER, SLOWER = 1.1, 0.9  # a speed-up between these counts as none
 PHASES = {"data": "loading data", "forward": "the forward pass", "backward": "the backward pass"}
 
 
@@ -61,15 +62,16 @@ def expect(machine: Machine) -> str:
 
 
 def about_workers(machine: Machine, point: Point | None) -> str:
-    """The first sentence: the speed-up of more workers, and its cause."""
+    """The first sentence: the speed-up of more workers. A cause is named only where there is a difference."""
     if point is None:
         return f"Workers: {machine.workers} workers could not be measured."
-    text = f"Workers: {machine.workers} workers ran at {point.speedup:.2f}× the speed of one"
-    if point.speedup > FASTER:
-        text += f", although they share {machine.all_units}" if machine.full else ""
-    else:
-        text += ", slower" if point.speedup < SLOWER else ", no gain"
-        text += f", because one process already computes on {machine.all_units}" if machine.full else ""
+    shown = f"{point.speedup_low:.2f}–{point.speedup_high:.2f}× in {count(point.rounds, 'round')}"
+    if point.tied:
+        few = "; fewer than three rounds cannot be told from chance" if point.rounds < FEWEST else ""
+        return f"Workers: no difference between {machine.workers} workers and one was measured ({shown}{few})."
+    text = f"Workers: {machine.workers} workers ran at {point.speedup:.2f}× the speed of one ({shown})"
+    if point.speedup < 1 and machine.full:
+        text += f", because one process already computes on {machine.all_units}"
     if point.why is not None and point.why.seconds["total"] > 0:
         share = {cause: seconds / point.why.seconds["total"] for cause, seconds in point.why.seconds.items()}
         waits = share["communication"] + share["imbalance"]
@@ -86,7 +88,7 @@ def about_tuning(verdict: Verdict | None, step: Mapping[str, float], *, skipped:
         return f"Mods: {skipped or 'not measured'}."
     final, before = verdict.final, verdict.baseline.step
     if not final.mods:
-        return f"Mods: none of those tried gains more than the noise of this machine ({verdict.noise:.1%} per trial)."
+        return f"Mods: {verdict.conclusion.sentence}."
     text = f"Mods: {' and '.join(final.mods)} made the script {final.gain:.2f}× as fast on the same machine"
     saved = {part: before.get(part, 0.0) - step.get(part, 0.0) for part in before if part != "total"}
     most = max(saved, key=lambda part: saved[part], default="")

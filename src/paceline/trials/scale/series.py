@@ -1,14 +1,16 @@
 """The series of `scale`: short runs at each number of workers, interleaved, and the verdict on them.
 
-The trials run in rounds (1, 2, 4, 1, 2, 4, …), so that a disturbance of the machine affects all points alike. All
-trials run on one zygote and from one seed. The throughput of a point is the median over rounds of the trial's median
-step; its spread is the slowest and the fastest round.
+The trials run in rounds (1, 2, 4, 4, 2, 1, 1, …), so that a disturbance or a drift of the machine affects all points
+alike. A round that differs from the others by more than their noise is followed by one more. All trials run on one
+zygote and from one seed. The throughput of a point is the median over rounds of the trial's median step; its spread is
+the slowest and the fastest round. A speed-up is claimed only where its interval says so (`trials.core.interval`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
@@ -18,14 +20,16 @@ import msgspec
 from paceline.launch import Event, Zygote, launch
 from paceline.record import Outcome, WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
+from paceline.trials.core.interval import FEWEST, Interval, steady
 from paceline.trials.core.place import Place
 from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.scale.why import Parts, ScaleSetting, Why, explain, join, take_apart
-from paceline.units import percent
+from paceline.units import count, percent
 
 Mode = Literal["strong", "weak"]
 
+AGAIN = 3  # most rounds that run again because others were disturbed
 UNSTEADY = 0.2  # relative difference between rounds above which the machine is too busy to measure
 
 
@@ -57,8 +61,8 @@ class Result:
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One number of workers. `low` and `high` are the slowest and the fastest round; those of the speed-up compare each
-    round with the same round of the base."""
+    """One number of workers. `low` and `high` are the slowest and the fastest round; those of the speed-up are the
+    bounds of its interval, which compares each round with the same round of the base."""
 
     workers: int
     samples_per_s: float
@@ -71,8 +75,8 @@ class Point(msgspec.Struct, kw_only=True):
     view: str
     step: dict[str, float]
     rounds: int
-    tied: bool = False  # its rounds and those of the base overlap: no difference was measured
-    why: Why | None = None  # causes of lost efficiency; None if the steps were not split into parts
+    tied: bool = False  # the interval has no difference from the base, or the rounds are too few for an interval
+    why: Why | None = None  # causes of lost efficiency, none if tied; None if the steps were not split into parts
 
 
 class TrialFailure(msgspec.Struct, kw_only=True):
@@ -98,14 +102,24 @@ class Verdict(msgspec.Struct, kw_only=True):
     interrupted: bool = False
     warning: str = ""  # the rounds differ too much
 
+    @property
+    def tie(self) -> str:
+        """What `tied` of a point means here; empty if no point is tied."""
+        if not any(point.tied for point in self.points):
+            return ""
+        base = count(self.base, "worker")
+        if max(point.rounds for point in self.points) < FEWEST:
+            return f"fewer than {FEWEST} rounds: no difference from {base} can be told from chance"
+        return f"no difference from {base} beyond the interval of the rounds"
+
 
 def plan(settings: RunSettings, workers: Sequence[int], *, rounds: int, mode: Mode) -> list[Trial]:
-    """The trials in the order to run them: in each round, the smallest number of workers first."""
+    """The trials in the order to run them: in odd rounds the smallest number of workers first, in even ones last."""
     batch: Literal["keep", "scale"] = "scale" if mode == "weak" else "keep"
     return [
         Trial(workers=n, round=r, settings=dataclasses.replace(settings, workers=n, batch=batch))
         for r in range(1, rounds + 1)
-        for n in sorted(set(workers))
+        for n in sorted(set(workers), reverse=r % 2 == 0)
     ]
 
 
@@ -117,13 +131,15 @@ def carry_out(
     on_event: Callable[[Event], None],
     on_start: Callable[[Trial], None],
     on_result: Callable[[Result], None],
+    affords: Callable[[], bool] = lambda: True,
 ) -> list[Result]:
-    """Runs the trials, each with its own record below `record`. A number of workers that fails is not tried again. A
-    failure of the base ends the series, because there is nothing to compare with; so does an interrupt."""
+    """Runs the trials, each with its own record below `record`, and more rounds after a disturbed one. Asks `affords`
+    before each round but the first. A number of workers that fails is not tried again. A failure of the base ends the
+    series, because there is nothing to compare with; so does an interrupt."""
     results: list[Result] = []
     failed: set[int] = set()
     place = Place(record, on_event)
-    for trial in trials:
+    for trial in _with_more_rounds(trials, results, affords):
         if trial.workers in failed:
             continue
         on_start(trial)
@@ -158,6 +174,37 @@ def carry_out(
         if outcome.interrupted or (failure and trial is trials[0]):
             break
     return results
+
+
+def _with_more_rounds(
+    trials: Sequence[Trial], results: Sequence[Result], affords: Callable[[], bool]
+) -> Iterator[Trial]:
+    """The trials, round by round, and one more round for each that differs from the others."""
+    rounds = [list(each) for _, each in groupby(trials, key=lambda trial: trial.round)]
+    for number, each in enumerate(rounds):
+        if number and not affords():
+            return
+        yield from each
+    for number in range(len(rounds) + 1, len(rounds) + 1 + AGAIN):
+        if all(len(steady(ratios)) >= len(rounds) for ratios in _paired(results).values()) or not affords():
+            return
+        # One of two orders in turn, like the rounds before.
+        yield from (dataclasses.replace(trial, round=number) for trial in rounds[(number - 1) % min(2, len(rounds))])
+
+
+def _paired(results: Sequence[Result]) -> dict[int, list[float]]:
+    """Of each number of workers but the smallest, the speed-ups by round; of a single number, its speeds."""
+    good = [result for result in results if not result.failure and not result.interrupted]
+    speeds = {(r.trial.workers, r.trial.round): r.summary.samples_per_s for r in good}
+    numbers = sorted({workers for workers, _ in speeds})
+    rounds = sorted({number for _, number in speeds})
+    if len(numbers) < 2:
+        return {n: [speeds[n, r] for r in rounds] for n in numbers}
+    base = numbers[0]
+    return {
+        n: [speeds[n, r] / speeds[base, r] for r in rounds if (n, r) in speeds and (base, r) in speeds]
+        for n in numbers[1:]
+    }
 
 
 def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: bool) -> Verdict:
@@ -212,21 +259,22 @@ def _point(results: Sequence[Result], base: Sequence[Result], mode: Mode) -> Poi
     speed = median(speeds.values())
     speedup = speed / median(base_speeds.values())
     paired = [speeds[r] / base_speeds[r] for r in speeds.keys() & base_speeds.keys()] or [speedup]
+    interval = Interval.of(paired, told=speedup)
     workers, alone = results[0].trial.workers, base[0].trial.workers
-    low, high = min(speeds.values()), max(speeds.values())
+    tied = workers != alone and not interval.clear
     why = _why(results, speed, base, median(base_speeds.values()), mode)
-    if why is not None and alone != 1:  # efficiency is that of one worker
+    if why is not None and (alone != 1 or tied):  # efficiency is that of one worker; chance has no cause
         why.lost, why.compute_lost, why.sentence = {}, {}, ""
     return Point(
         workers=workers,
         samples_per_s=speed,
-        low=low,
-        high=high,
+        low=min(speeds.values()),
+        high=max(speeds.values()),
         speedup=speedup,
-        speedup_low=min(paired),
-        speedup_high=max(paired),
+        speedup_low=1.0 if workers == alone else interval.low,
+        speedup_high=1.0 if workers == alone else interval.high,
         efficiency=speedup / workers if alone == 1 else None,
-        tied=workers != alone and low <= max(base_speeds.values()) and high >= min(base_speeds.values()),
+        tied=tied,
         view=results[-1].summary.view,
         step={part: fmean(r.summary.step[part] for r in results) for part in results[0].summary.step},
         rounds=len(results),

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from paceline.trials.core.interval import LEAST, Interval, mean
 from paceline.trials.core.result import Measured
 from paceline.trials.tune.candidates import name_of
-from paceline.trials.tune.noise import LEAST, Mods, mean
-from paceline.trials.tune.trials import AS_IT_IS, DECISIVE, NoTime, Trials
+from paceline.trials.tune.noise import Mods
+from paceline.trials.tune.trials import AS_IT_IS, DECISIVE, NOISY, NoTime, Trials
 from paceline.trials.tune.verdict import Final
 
 HELD_UP = 0.75  # the check is disturbed if the baseline slows down to this fraction, relative to the tuned script
-MOST_PAIRS = 4
+MOST_PAIRS, MOST_UNDER_NOISE = 4, 8
 # Mods that depend on what the process did before: the first to doubt if a set is slower in a fresh one.
 IN_DOUBT = ("cuda_graphs", "compile")
 
@@ -76,7 +77,7 @@ class LastCheck:
             return {doubted: f"does not deliver in a fresh process: {last.status}: {last.message}"}
         if idle := {mod: f"does not deliver in a fresh process: {last.idle[mod]}" for mod in mods if mod in last.idle}:
             return idle
-        gain, margin = mean(ratios), self._speeds.margin(len(ratios), last=True)
+        gain, margin = mean(ratios), self._margin(ratios)
         if gain < promised * (1 - margin) and len(mods) > 1:
             doubted = self._doubted(mods)
             rest = self._promised(tuple(mod for mod in mods if mod != doubted), without=doubted)
@@ -85,32 +86,48 @@ class LastCheck:
                     self._short = Checked(mods, dropped=dict(checked.dropped), notes=list(checked.notes))
                     self._set_figures(self._short, ratios, promised, last)
                 return {doubted: f"does not deliver in a fresh process: {gain:.2f}× in place of {promised:.2f}×"}
-        if gain <= 1 + margin:
+        if not self._interval(ratios, promised).faster:
             return dict.fromkeys(mods, f"not confirmed by the last check ({gain:.2f}×)")
         self._set_figures(checked, ratios, promised, last)
         return {}
 
     def _set_figures(self, checked: Checked, ratios: list[float], promised: float, last: Measured) -> None:
-        gain, margin = mean(ratios), self._speeds.margin(len(ratios), last=True)
-        if gain < promised * (1 - margin):
+        told, gain = self._interval(ratios, promised), mean(ratios)
+        if gain < promised * (1 - self._margin(ratios)):
             checked.notes.append(f"the trials had promised {promised:.2f}×; in a fresh process it is {gain:.2f}×")
-        # Trials that show no gain say nothing: the machine became slower between them.
-        if 1 + margin < promised < HELD_UP * gain:
+        if told.ratio < gain:
             checked.notes.append(
                 f"the unmodified script was slower in the last check than before ({gain:.2f}× in place of "
                 f"{promised:.2f}×): the gain is computed with the earlier speed"
             )
-            ratios = [ratio * promised / gain for ratio in ratios]
         checked.final = Final(
             mods=list(checked.mods),
             samples_per_s=self._trials.alone.speed(checked.mods),
-            gain=mean(ratios),
-            gain_low=min(ratios),
-            gain_high=max(ratios),
+            gain=told.ratio,
+            gain_low=told.low,
+            gain_high=told.high,
             pairs=min(len(ratios), len(self._trials.alone.of(AS_IT_IS))),
             memory=last.memory,
             loss_difference=self._distance(checked.mods, last),
         )
+
+    def _margin(self, ratios: list[float]) -> float:
+        return self._speeds.margin(len(ratios), last=True)
+
+    def _interval(self, ratios: list[float], promised: float) -> Interval:
+        """The gain, and bounds that hold all evidence: the noise of the trials, the spread of the pairs and, of fewer
+        than three pairs, what the trials had promised. If the unmodified script was held up in the check, the gain is
+        the promised one, with bounds up to the larger: which of the two was disturbed is not known."""
+        noise, own = self._speeds.interval(ratios, last=True), Interval.of(ratios)
+        gain, margin = mean(ratios), self._margin(ratios)
+        known = [noise.low, noise.high, own.low, own.high]
+        if not own.known and promised > 1 + self._speeds.margin(1):
+            known.append(promised)
+        # Trials that show no gain say nothing: the machine became slower between them.
+        if 1 + margin < promised < HELD_UP * gain:
+            gain = promised
+            known.append(promised / (1 + margin))
+        return Interval(ratio=gain, low=min(known), high=max(known), pairs=len(ratios))
 
     def _pairs(self, checked: Checked, promised: float) -> tuple[list[float], Measured]:
         """The speed ratios of the set to the unmodified script, pair by pair, until they are clear; and the last trial
@@ -127,8 +144,10 @@ class LastCheck:
                 before = self._trials.run_alone(AS_IT_IS)
             except NoTime:
                 fresh = self._trials.alone.speed(AS_IT_IS)  # of the check of an earlier set
-                plain = fresh or self._speeds.speed(AS_IT_IS)
-                found = ratios or [after.samples_per_s / plain] if after else []
+                made = [trial.samples_per_s for trial in self._speeds.of(AS_IT_IS) if trial.ok]
+                found = (
+                    ratios or [after.samples_per_s / plain for plain in ([fresh] if fresh else made)] if after else []
+                )
                 if not after or mean(found) <= 1 + DECISIVE * self._speeds.margin(1, last=True):
                     raise
                 if not fresh:
@@ -147,7 +166,8 @@ class LastCheck:
             as_promised = abs(gain / promised - 1) < margin
             if gain > 1 + (2 * DECISIVE if pairs == 1 else 1) * margin and (as_promised or pairs > 1):
                 return ratios, after
-            if pairs == MOST_PAIRS or (pairs > 1 and gain + self._speeds.error(pairs) < 1 + LEAST):
+            most = MOST_UNDER_NOISE if self._speeds.noise > NOISY else MOST_PAIRS
+            if pairs == most or (pairs > 1 and gain + self._speeds.error(pairs) < 1 + LEAST):
                 return ratios, after
 
     def _promised(self, mods: Mods, *, without: str = "") -> float:

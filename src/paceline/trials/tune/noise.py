@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean
 
+from paceline.trials.core.interval import LEAST, Interval, mean
 from paceline.trials.core.result import Measured
 
 Mods = tuple[str, ...]
 
-LEAST = 0.02  # smallest relative gain that counts
 SURE = 2.0  # standard deviations that a gain must exceed …
 SURE_AT_LAST = 3.0  # … and in the last check: among many useless mods, some seem to gain by chance
 # Two or three repeated trials estimate noise badly, so they are averaged with a prior guess.
@@ -75,7 +74,6 @@ class Speeds:
         """The gain that `pairs` pairs of trials must exceed to count as more than noise."""
         return max(LEAST, (SURE_AT_LAST if last else SURE) * self.error(pairs))
 
-
-def mean(numbers: Sequence[float]) -> float:
-    """The geometric mean, because speeds and ratios multiply: twice and half cancel out."""
-    return math.exp(fmean(map(math.log, numbers)))
+    def interval(self, ratios: Sequence[float], *, last: bool = False) -> Interval:
+        """The gain that these pairs of trials show, with its bounds."""
+        return Interval.around(mean(ratios), self.margin(len(ratios), last=last), len(ratios))

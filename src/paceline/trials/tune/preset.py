@@ -17,7 +17,7 @@ FILE = "preset.json"
 
 
 class Preset(msgspec.Struct, kw_only=True):
-    """Mods for one script. No mods: there was nothing to gain."""
+    """Mods for one script. No mods: `said` is the search's conclusion."""
 
     schema: int = 1
     script: str  # absolute path, or the name of a module
@@ -25,6 +25,7 @@ class Preset(msgspec.Struct, kw_only=True):
     mods: list[str]
     workers: int | None = None  # None: the number that the user gives
     gain: float = 1.0
+    said: str = ""  # as `tune` said it
     made: float = 0.0  # unix time
 
 

@@ -16,9 +16,9 @@ import msgspec
 
 from paceline.advise import Finding
 from paceline.advise.wording import command
+from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.candidates import name_of, settings_of, together
-from paceline.trials.tune.noise import LEAST, mean
 
 SETTLED = 1.5  # seconds of steady steps after which a trial ends
 STEPS = 400  # most steps of a trial

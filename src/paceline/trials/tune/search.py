@@ -1,6 +1,7 @@
 """The search of `tune` for the fastest set of mods, on any bench.
 
-1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard.
+1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard. The
+   first of these trials also says how the script is set up, and mods that cannot act in it are not tried.
 2. Measures the candidates that gain nearly always all together, and leaves each out once if that gains, which shows
    what slows the others down. If the set fails or gains too little, nothing is lost but one trial.
 3. Measures each other candidate on top of the best set, in the order of `standing.rank`, and adds it if it gains: some
@@ -10,7 +11,8 @@
 5. Runs the printed command and the unmodified script in fresh processes: only what this last check confirms is
    reported (`last_check`).
 
-The search ends within the budget, and reserves time for the last check.
+The search ends within the budget. Once a mod has gained, it reserves time for the last check; before, it spends all of
+the time on mods that were not tried. A gain that there is no time to repeat in trials goes to the last check as it is.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+from paceline.mods.prospects import why_idle
+from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune import verdict as verdicts
 from paceline.trials.tune.candidates import LATER, LONG_START, Candidate, draws, promise_of, together
 from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.loss_guard import Compared, Guard
-from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.noise import Mods
 from paceline.trials.tune.predicted import put_in_order
 from paceline.trials.tune.standing import CandidateStanding, NothingToTune, failure, no_gain, problem, rank, refusal
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
@@ -34,6 +38,7 @@ LONG = 1 / 8  # of the budget: a candidate whose first trial takes longer is tri
 MUCH = 1.3  # a mod with at least this gain is never removed: later mods do not make up for it
 WORTH = 0.05  # smallest relative gain for which the batch is doubled again
 SEEDS = 2  # other seeds that the baseline runs from
+UNREPEATED = "not confirmed: the budget ended"
 LEAST_TRIALS = 6  # fewest trials for a result: the baseline's, one candidate's, and the last check's
 
 
@@ -47,6 +52,7 @@ class Search:
         *,
         start: Mods = (),
         budget: float | None = None,
+        enough: float | None = None,
         on_note: Callable[[str], None] = lambda text: None,
         on_kept: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -62,7 +68,7 @@ class Search:
         self.problem, self.cut_short = "", False
         self.problem_code: Problem | None = None
         self.failed: Measured | None = None  # the failed trial of the baseline
-        self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()})
+        self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()}, enough=enough)
         self.speeds = self.trials.speeds
         self.notes: list[str] = []
         self._tried: set[tuple[str, frozenset[str]]] = set()  # a candidate, and the set that it was tried on
@@ -89,7 +95,8 @@ class Search:
         self._confirm_the_whole()
 
     def _measure_baseline(self) -> None:
-        first = self._baseline("baseline.r1")
+        first = self._baseline("baseline.r1", facts=True)
+        self._leave_out_what_cannot_act(first)
         # The first trial may include the import of torch, so the second one tells how long a trial takes.
         again = self._baseline("baseline.r2") if self.bench.budget.left > first.seconds else first
         if self.bench.budget.left < (LEAST_TRIALS - 2) * again.seconds:
@@ -111,6 +118,13 @@ class Search:
             raise NothingToTune(Problem.LOSS, trouble)
         for note in self.guard.standard.notes:
             self._note(note)
+
+    def _leave_out_what_cannot_act(self, baseline: Measured) -> None:
+        for standing in self.standings.values():
+            mod = standing.candidate.mod
+            if baseline.facts is not None and mod not in self.start and (why := why_idle(mod, baseline.facts)):
+                standing.row.settle(Reason.IDLE, f"not in force: {why}")
+                standing.out = True
 
     def _baseline(self, name: str, **changes: int) -> Measured:
         measured = self.trials.baseline(name, **changes)
@@ -146,7 +160,7 @@ class Search:
         whole = reduce(together, (one.candidate.mod for one in likely), self.best)
         if len(likely) < 2:
             return
-        measured = self.trials.measure(whole, best=self.best)
+        measured = self.trials.measure(whole, best=self._at_stake())
         kept = tuple(mod for mod in whole if mod not in measured.idle)
         for one in likely:
             if one.candidate.mod in measured.idle:
@@ -244,12 +258,15 @@ class Search:
         known = self.speeds.of(new)
         if not known:
             self.trials.refresh(self.best, against=new)
-        measured = known[-1] if known else self.trials.measure(new, best=self.best)
+        measured = known[-1] if known else self.trials.measure(new, best=self._at_stake())
         row, before = standing.row, self.speeds.speed(self.best)
         row.on = list(self.best)
         if not measured.ok:
             row.before, row.after, row.gain = before, None, None
             row.settle(Reason.FAILED, failure(measured))
+            if self._fails_with_the_newest(standing, measured):
+                standing.without = self.best[-1]
+                return self._screen(standing)
             standing.out = measured.status is not Status.MEMORY  # another set may leave enough memory
             return False
         if standing.candidate.mod in measured.idle:
@@ -270,8 +287,15 @@ class Search:
             standing.fruitless += 1
             row.settle(Reason.NO_GAIN, no_gain(gain, self.speeds.margin(1)))
             return False
-        row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget ended")
+        row.settle(Reason.NOT_CONFIRMED, UNREPEATED)
         return True
+
+    def _fails_with_the_newest(self, standing: CandidateStanding, measured: Measured) -> bool:
+        """Whether a trial failed that is worth one more without the newest mod of the best set: both parts may be
+        fine, and only fail together."""
+        alone = self.speeds.of((standing.candidate.mod,))
+        worth = measured.status is Status.FAILED and bool(self.best) and all(trial.ok for trial in alone)
+        return worth and not standing.without and self.best[-1] not in self.start
 
     def _settle_idle(self, standing: CandidateStanding, measured: Measured) -> None:
         standing.row.settle(Reason.IDLE, measured.idle[standing.candidate.mod].partition(" is ")[2])
@@ -341,10 +365,12 @@ class Search:
 
     def _confirm_the_whole(self) -> None:
         """The last check, in fresh processes. Only what they confirm is reported."""
-        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best}
-        checked = LastCheck(self.trials, gains, lambda mods, last: self._compared(mods, last).distance).carry_out(
-            self.best
-        )
+        best = self._at_stake()
+        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in best}
+        checked = LastCheck(self.trials, gains, lambda mods, last: self._compared(mods, last).distance).carry_out(best)
+        for mod in checked.mods:
+            if checked.final and not self.standings[mod].row.kept:
+                self.standings[mod].row.settle(Reason.GAINS, "")
         for mod, why in checked.dropped.items():
             code = Reason.NOT_CONFIRMED if why.startswith("not confirmed") else Reason.NOT_DELIVERED
             self.standings[mod].row.settle(code, why)
@@ -359,12 +385,22 @@ class Search:
     def _open(self) -> list[CandidateStanding]:
         return [one for mod, one in self.standings.items() if not one.out and mod not in self.best]
 
+    def _at_stake(self) -> Mods:
+        """The set that the last check will be of: the best one or, while nothing is kept, the most promising one."""
+        return self.best or max(self._promising(), key=self.speeds.speed, default=AS_IT_IS)
+
+    def _promising(self) -> list[Mods]:
+        """The sets of a mod alone that gained more than the noise, which was not repeated."""
+        least = (1 + self.speeds.margin(1)) * self.speeds.speed(AS_IT_IS)
+        doubted = [(mod,) for mod, one in self.standings.items() if one.row.code is Reason.NOT_CONFIRMED]
+        return [mods for mods in doubted if self.speeds.speed(mods) > least]
+
     def _worth_confirming(self) -> float:
         """The smallest gain of one trial that is worth more trials."""
         return max(LEAST / 2, self.speeds.noise / 2)
 
     def _with(self, standing: CandidateStanding) -> Mods:
-        return together(self.best, standing.candidate.mod)
+        return together([mod for mod in self.best if mod != standing.without], standing.candidate.mod)
 
     def _compared(self, mods: Mods, measured: Measured) -> Compared:
         assert self.guard is not None
@@ -377,9 +413,13 @@ class Search:
     def verdict(self, *, interrupted: bool = False) -> Verdict:
         """The verdict on the search so far."""
         rows = sorted(self.standings.values(), key=lambda one: (not one.row.kept, -(one.row.gain or 0.0)))
+        margin = self.speeds.margin(1)
         for standing in rows:
-            if standing.row.code is Reason.NOT_TRIED and self.cut_short:
-                standing.row.reason = "not tried: the budget ended"
+            row = standing.row
+            if row.code is Reason.NOT_TRIED and self.cut_short:
+                row.reason = "not tried: the budget ended"
+            if row.reason == UNREPEATED and self.final and (row.gain or 0.0) <= 1 + margin:
+                row.settle(Reason.NO_GAIN, no_gain(row.gain or 1.0, margin))  # one trial shows no more than this
         return Verdict(
             baseline=verdicts.speed(self.speeds.of(AS_IT_IS)),
             mods=[standing.row for standing in rows],

@@ -27,6 +27,7 @@ class CandidateStanding:
     gain: float | None = None  # on top of the last set that it was tried on
     fruitless: int = 0  # number of trials without a gain
     out: bool = False  # refused, unsupported, or failed
+    without: str = ""  # a mod that it fails with: it is tried on the best set less this one
 
 
 def rank(standing: CandidateStanding, margin: float, *, replaces: bool) -> tuple[int, float, int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.candidates import settings_of
-from paceline.trials.tune.noise import LEAST, Mods, Speeds, mean
+from paceline.trials.tune.noise import Mods, Speeds
 
-MOST_PAIRS = 3
+MOST_PAIRS, MOST_UNDER_NOISE = 3, 8
+NOISY, SHORTER = 0.1, 0.5  # above this noise, trials are measured for this part of the time, and more often
 DECISIVE = 3.0  # margins above which one pair is enough
 FRESH = 8.0  # seconds that a fresh process takes to start, as a guess: it imports torch
 STALE, UNSTEADY = 4, 0.03  # a speed is measured again after this many trials, if the noise exceeds this fraction
@@ -42,11 +44,12 @@ class NoTime(Exception):
 
 class Trials:
     """The trials so far, and the expected duration of the next. `starts`: extra seconds of a mod's first steps,
-    compared with the baseline. `alone`: the trials in fresh processes, which belong to the last check."""
+    compared with the baseline. `enough`: the seconds of steady steps of a trial. `alone`: the trials in fresh
+    processes, which belong to the last check."""
 
-    def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
+    def __init__(self, bench: Measures, starts: Mapping[str, float], *, enough: float | None = None) -> None:
         self.bench, self.speeds, self.alone = bench, Speeds(), Speeds()
-        self._starts = starts
+        self._starts, self._enough = starts, enough
 
     def baseline(self, name: str, **changes: Any) -> Measured:
         """Measures the unmodified script, regardless of the budget."""
@@ -54,12 +57,14 @@ class Trials:
 
     def measure(self, mods: Mods, *, best: Mods) -> Measured:
         """Runs one more trial of a set. Raises NoTime unless the budget has time for this trial and for the last check
-        of `best`, or of this set in case it is kept."""
+        of `best`, or of this set in case it is kept. While nothing has gained, no time is kept for a check."""
         check = max(self._last_check(best), self._last_check(mods) if self.speeds.of(mods) else 0.0)
         if self.cost(mods) + check > self.bench.budget.left:
             raise NoTime
         applied, changes = settings_of(mods)
         repeats = sum(1 for trial in self.speeds.of(mods) if ".seed" not in trial.name)
+        if self._enough is not None and self.speeds.noise > NOISY:
+            changes["enough"] = self._enough * SHORTER
         # Sorted, because the order of mods does not matter and the journal finds a trial by its name.
         name = f"{'+'.join(sorted(mods)) or 'baseline'}.r{repeats + 1}"
         measured = self.bench.measure(name, mods=applied, **changes)
@@ -92,8 +97,10 @@ class Trials:
             self.measure(mods, best=mods)
 
     def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS) -> list[float]:
-        """The speed ratios of the new set to the old one, pair by pair, until the result is clear. Empty if a trial
-        failed."""
+        """The speed ratios of the new set to the old one, pair by pair, until the result is clear: at most `most`, or
+        more where the machine is noisy. Empty if a trial failed."""
+        if self.speeds.noise > NOISY:
+            most = MOST_UNDER_NOISE
         seen = self.seen(old, new)
         if seen is not None:
             return [seen]
@@ -150,7 +157,9 @@ class Trials:
 
     def _last_check(self, mods: Mods) -> float:
         """Seconds to reserve for the last check of this set against the baseline: one pair if the gain is decisive,
-        else two."""
+        else two; of the baseline itself there is none."""
+        if not mods:
+            return 0.0
         gain = self.speeds.speed(mods) / self.speeds.speed(AS_IT_IS)
         sure = gain > 1 + 2 * DECISIVE * self.speeds.margin(1, last=True)
         return (1 if sure else 2) * (self._cost_alone(AS_IT_IS) + self._cost_alone(mods))

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.trials.core.result import Measured
 from paceline.trials.tune.loss_guard import Standard
+from paceline.units import count, percent
 
 
 class Reason(StrEnum):
@@ -70,7 +71,8 @@ class Speed(msgspec.Struct, kw_only=True):
 
 class Final(msgspec.Struct, kw_only=True):
     """The kept mods compared with the unmodified script at the end, in pairs of fresh processes. `gain` is a ratio: 1.0
-    is no gain. No pairs: the unmodified script's speed is that of its trials."""
+    is no gain; `gain_low` and `gain_high` are the bounds of its interval. No pairs: the unmodified script's speed is
+    that of its trials."""
 
     mods: list[str]
     samples_per_s: float
@@ -82,9 +84,28 @@ class Final(msgspec.Struct, kw_only=True):
     loss_difference: float | None = None
 
 
+class Known(StrEnum):
+    """What a search knows of the mods at its end."""
+
+    GAIN = "gain"
+    NO_GAIN = "no gain"  # every mod that can act was tried
+    NOT_CONFIRMED = "not confirmed"  # a mod gained in a first trial, and that was not repeated
+    NOT_TRIED = "not tried"  # some mods were not tried, and the others do not gain
+    NOTHING = "nothing"  # the search failed, or was interrupted
+
+
+class Conclusion(msgspec.Struct, kw_only=True, frozen=True):
+    """The result of a search: `sentence` for the terminal, a page and the preset, `short` for a list. Every place that
+    tells the result takes it from here."""
+
+    known: Known
+    sentence: str = ""
+    short: str = ""
+
+
 class Verdict(msgspec.Struct, kw_only=True):
-    """The results of a search. `problem` says why nothing could be tuned. Without a problem, a `final` without mods
-    means that there is nothing to gain. `final` is also None after an interrupt, because no gain was confirmed."""
+    """The results of a search. `problem` says why nothing could be tuned. `final` without mods means that no gain was
+    confirmed: `conclusion` says what is known then. `final` is also None after an interrupt."""
 
     baseline: Speed | None = None
     mods: list[Row] = []
@@ -101,16 +122,40 @@ class Verdict(msgspec.Struct, kw_only=True):
     interrupted: bool = False
 
     @property
-    def unconfirmed(self) -> str:
-        """The result in words, if mods gained in a first trial, and none is kept; else empty."""
-        doubted = [row for row in self.mods if row.code is Reason.NOT_CONFIRMED]
-        if self.final is None or self.final.mods or not doubted:
-            return ""
-        best = max(doubted, key=lambda row: row.gain or 0.0)
-        seen = f"{best.mod} gained {best.gain:.2f}× in a first trial, and " if best.gain else ""
-        ended = any(words in best.reason for words in ("budget ended", "no time"))
-        return f"no confirmed gain: {seen}" + (
-            "the budget ended before that could be repeated" if ended else "the last check did not repeat that"
+    def conclusion(self) -> Conclusion:
+        """What is known of the mods, in words."""
+        if self.final is None:
+            return Conclusion(known=Known.NOTHING, short=self.problem)
+        if self.final.mods:
+            told = f"{self.final.gain:.3g}× faster"
+            return Conclusion(known=Known.GAIN, sentence=f"{' '.join(self.final.mods)}: {told}", short=told)
+        able = [row for row in self.mods if row.code is not Reason.IDLE]
+        doubted = [row for row in able if row.code is Reason.NOT_CONFIRMED]
+        untried = [row for row in able if row.code is Reason.NOT_TRIED]
+        left = f"{len(untried)} of {count(len(able), 'mod')} {'was' if len(untried) == 1 else 'were'} not tried"
+        noise = f"the noise of this machine ({percent(self.noise)} per trial)"
+        if doubted:
+            best = max(doubted, key=lambda row: row.gain or 0.0)
+            seen = f"{best.mod} gained {best.gain:.2f}× in a first trial, and " if best.gain else ""
+            ended = any(words in best.reason for words in ("budget ended", "no time"))
+            why = "the budget ended before that could be repeated" if ended else "the last check did not repeat that"
+            return Conclusion(
+                known=Known.NOT_CONFIRMED,
+                sentence=f"no confirmed gain: {seen}{why}" + (f"; {left}" if untried else ""),
+                short="no confirmed gain",
+            )
+        if untried:
+            tried = len(able) - len(untried)
+            of_others = f"no gain found: {tried} of {count(len(able), 'mod')} tried, none of them above {noise}; "
+            return Conclusion(
+                known=Known.NOT_TRIED,
+                sentence=(of_others if tried else "no gain found: ") + f"{left}, because the budget ended",
+                short=left,
+            )
+        return Conclusion(
+            known=Known.NO_GAIN,
+            sentence=f"nothing to gain: no mod gains more than {noise}" if able else "nothing to gain: no mod can act",
+            short="nothing to gain",
         )
 
 

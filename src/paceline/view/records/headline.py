@@ -10,6 +10,7 @@ import msgspec
 from paceline.errors import PacelineError
 from paceline.record.inside import Folder
 from paceline.record.schema import Run
+from paceline.trials.tune.verdict import Verdict
 from paceline.units import count, percent
 
 LARGEST = 16 << 20  # bytes of a document
@@ -66,15 +67,7 @@ def _number(value: Any) -> float | None:
 
 
 def _tune(folder: Folder) -> str:
-    verdict = _verdict(folder)
-    final = _part(verdict, "final")
-    gain = _number(final.get("gain"))
-    if gain is None:
-        return str(verdict.get("problem") or "")
-    if final.get("mods"):
-        return f"{gain:.3g}× faster"
-    doubted = any(row.get("code") == "not confirmed" for row in _rows(verdict, "mods"))
-    return "no confirmed gain" if doubted else "nothing to gain"
+    return msgspec.convert(_verdict(folder), Verdict).conclusion.short
 
 
 def _sweep(folder: Folder) -> str:

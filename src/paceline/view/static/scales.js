@@ -15,7 +15,7 @@ function node(name, attributes = {}, style = {}, text = "") {
 function shown(value, axis = {}) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
-  if (axis.tickformat) return (100 * value).toFixed(Math.abs(value) < 0.1 && value ? 1 : 0) + " %";
+  if (axis.tickformat) return +(100 * value).toPrecision(4) + " %"; // no fewer digits: ticks every 2.5 % would look uneven
   const size = Math.abs(value);
   if (size >= 1e9) return +(value / 1e9).toPrecision(4) + " G";
   if (size >= 1e6) return +(value / 1e6).toPrecision(4) + " M";

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.trials.tune.candidates import settings_of
+from paceline.advise.commands import to_type
 from paceline.view.records.contents import shows, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import FindingBlock
 from paceline.view.ui.links import href
-from paceline.view.ui.what_was_run import command
 from paceline.view.ui.wording import say
 
 MOST = 200
-# A command in an advice whose script is left out: `paceline run --backend nccl …`.
-_SHORTENED = re.compile(r"paceline (\w+) ((?:(?!paceline|—|…)[^'\"])*)…")
 # Pages, and the rules whose evidence they show. If a record lacks the page, the pages of OTHERWISE follow.
 EVIDENCE = {
     "iterations": ("input_bound", "varying_steps", "validation", "checkpoints"),
@@ -46,7 +41,9 @@ def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
     rule = str(finding.get("rule", ""))
     page = _evidence_page(rule, record)
     mod = finding.get("mod")
-    advice, typed, after = _to_type(record, str(mod) if mod else "", str(finding.get("advice") or ""))
+    advice, typed, after = to_type(record.run, str(mod) if mod else "", str(finding.get("advice") or ""))
+    if finding.get("command"):
+        advice, typed, after = f"{advice} {finding.get('numbers') or ''}".strip(), str(finding["command"]), False
     return FindingBlock(
         rule=rule,
         title=str(finding.get("title", rule)),
@@ -64,22 +61,6 @@ def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
         href=href(page, record.name) if page else "",
         page=TITLES.get(page, page),
     )
-
-
-def _to_type(record: Opened, mod: str, advice: str) -> tuple[str, str, bool]:
-    """The advice without its shortened command, that command in full, and whether it is to be typed after a change of
-    the script by hand."""
-    found = _SHORTENED.search(advice)
-    rest = (advice[: found.start()] + advice[found.end() :]).strip(" —;") if found else advice
-    if mod:
-        name = mod.partition("=")[0]
-        applied, changes = settings_of([mod])
-        kept = [other for other in record.run.mods if other.partition("=")[0] != name]
-        workers = ["-n", str(changes["workers"])] if changes else []
-        return rest, command(record, verb="run", more=workers, mods=[*kept, *applied]), False
-    if found:
-        return rest, command(record, verb=found[1], more=shlex.split(found[2])), False
-    return rest, command(record, verb="profile"), True
 
 
 def _evidence_page(rule: str, record: Opened) -> str:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Sequence
 
+from paceline.advise import commands
 from paceline.record.about.origin import Origin
-from paceline.settings import RunSettings
 from paceline.units import count
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, FactsBlock, Note
 from paceline.view.ui.wording import say
 
-OPTIONS = ("strategy", "batch_dim", "gather_below", "threads", "backend", "batch", "compression")  # two of `run` alone
 MOST_NOTICES = 20
 MOST_WORKERS = 16
 LOG = "Its log: "  # the last line of a failure's message
@@ -29,30 +26,10 @@ def command(record: Opened, *, verb: str = "", more: Sequence[str] = (), mods: S
     workers."""
     if record.origin is not None and not verb and not more and mods is None:
         return record.origin.line
-    run, settings = record.run, record.run.settings
-    verb = verb or run.verb
-    workers = settings.get("workers")
-    typed = ["paceline", verb]
+    run = record.run
     if run.verb == "bandwidth":
-        return shlex.join([*typed, *_workers_of_bandwidth(record)])
-    if isinstance(workers, int) and (workers > 1 or run.verb in ("run", "profile")) and verb in ("run", "profile"):
-        typed += ["-n", str(workers)] if "-n" not in more else []
-    typed += _options(settings, more, OPTIONS if verb == "run" else OPTIONS[:-2])
-    typed += [word for mod in (run.mods if mods is None else mods) for word in ("--mod", mod)]
-    script = ["-m", run.script] if settings.get("module") is True else [run.script]
-    return shlex.join([*typed, *more, *script, *run.arguments])
-
-
-def _options(settings: Mapping[str, Any], more: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Options that change how the script runs: those of `names` that were given."""
-    typed: list[str] = []
-    for field in fields(RunSettings):
-        option, value = f"--{field.name.replace('_', '-')}", settings.get(field.name, field.default)
-        if field.name in names and value not in (field.default, None) and option not in more:
-            typed += [option, str(value)]
-    whole = settings.get("whole")
-    modules = whole if isinstance(whole, list) else []
-    return [*typed, *(word for module in modules for word in ("--whole", str(module)))]
+        return shlex.join(["paceline", verb or run.verb, *_workers_of_bandwidth(record)])
+    return commands.command(run, verb=verb or run.verb, more=more, mods=mods)
 
 
 def _workers_of_bandwidth(record: Opened) -> list[str]:

@@ -20,6 +20,7 @@ from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.what_was_run import command
 
 STEPS = 8 << 20  # bytes of a trial's steps that are read for its losses: about 30,000 steps
+HIGHEST = ("highest of one seed", "highest mean")
 POINTS = 200  # of a loss curve: each is the mean over a stretch of steps, because single losses scatter
 
 
@@ -74,11 +75,11 @@ def _tiles(verdict: Verdict, best: Row | None, alone: Row | None) -> list[Tile]:
     if best is not None and best.accuracy.mean is not None:
         tiles.append(
             Tile(
-                label="highest mean" if verdict.tied else "best technique",
+                label="best technique" if verdict.chosen and verdict.seeds > 1 else HIGHEST[verdict.seeds > 1],
                 value=best.technique,
                 how="The technique with the highest mean accuracy over seeds.",
                 detail=f"{percent(best.accuracy.mean)} {_spread(best)}".strip(),
-                tone="good",
+                tone="good" if verdict.proven else "",
             )
         )
     if alone is not None and alone.accuracy.mean is not None:
@@ -100,7 +101,7 @@ def _tiles(verdict: Verdict, best: Row | None, alone: Row | None) -> list[Tile]:
                     how="Accuracy of the best technique minus accuracy of one worker, in percentage points. Within the "
                     "spread over seeds, the two cannot be told apart.",
                     detail="within the spread over seeds" if abs(apart) <= spread else "",
-                    tone="good" if apart >= -spread else "warn",
+                    tone="warn" if apart < -spread else "good" if verdict.seeds > 1 else "",
                 )
             )
     found = [row for row in verdict.rows if row.diverged is not None]
@@ -266,6 +267,6 @@ def _grid(verdict: Verdict) -> Grid:
             Column(key="mods", title="mods", how="Mods of the technique, as --mod takes them.", wrap=True),
         ),
         rows=rows,
-        mark="chosen",
+        mark="chosen" if verdict.proven else "",
         good=True,
     )

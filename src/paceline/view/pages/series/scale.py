@@ -36,7 +36,7 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 value=say(largest.speedup, "times"),
                 how="samples/s divided by samples/s with the fewest workers.",
                 detail=f"{say(largest.speedup_low, 'times')} to {say(largest.speedup_high, 'times')}"
-                + ("; no difference was measured: the rounds overlap" if largest.tied else ""),
+                + (f"; {verdict.tie}" if largest.tied else ""),
             ),
         ]
     if largest and largest.efficiency is not None:
@@ -45,7 +45,7 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 label="efficiency",
                 value=percent(largest.efficiency),
                 how="Speed-up per worker; 100 % is perfect scaling.",
-                tone="good" if largest.efficiency > 0.85 else "warn",
+                tone="" if largest.tied else "good" if largest.efficiency > 0.85 else "warn",
             )
         )
     same = verdict.same_numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.trials.sweep.charts import charts
-from paceline.trials.sweep.search import Verdict
+from paceline.trials.sweep.search import Ceiling, Verdict
 from paceline.units import rate
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, CommandBlock, Note, Tile, Tiles
@@ -19,7 +19,12 @@ def sweeping(verdict: Verdict, record: Opened) -> list[Block]:
     named = (
         ("knee", verdict.knee, "Smallest batch size within 5 % of the best throughput.", "good"),
         ("best", verdict.best, "Batch size with the highest throughput.", ""),
-        ("largest that fits", verdict.largest, "Largest batch size whose trials succeeded.", ""),
+        (
+            "largest that fits" if verdict.ceiling is Ceiling.MEMORY else "largest tried",
+            verdict.largest,
+            "Largest batch size whose trials succeeded. It is the largest that fits if a larger one ran out of memory.",
+            "",
+        ),
         ("the script's own", verdict.own, "Batch size that the script sets.", ""),
     )
     tiles = [

@@ -8,7 +8,7 @@ from paceline.errors import RecordError
 from paceline.trials.tune.candidates import settings_of
 from paceline.trials.tune.charts import charts
 from paceline.trials.tune.patch import BY_HAND, ByHand
-from paceline.trials.tune.verdict import Verdict
+from paceline.trials.tune.verdict import Known, Verdict
 from paceline.units import percent, rate, size
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, CommandBlock, Note, Text, Tile, Tiles
@@ -117,19 +117,16 @@ def _run_it_so(verdict: Verdict, record: Opened) -> list[Block]:
     final = verdict.final
     if final is None:
         return []
-    if verdict.unconfirmed:
+    if not final.mods:
+        told = verdict.conclusion
+        known = told.known is Known.NO_GAIN
         return [
             Note(
-                text=f"{verdict.unconfirmed[:1].upper()}{verdict.unconfirmed[1:]}.",
-                tone="warn",
-                advice="Allow more time: --budget 15m",
+                text=f"{told.sentence[:1].upper()}{told.sentence[1:]}.",
+                tone="good" if known else "warn",
+                advice="" if known else "Allow more time: --budget 15m",
             )
         ]
-    if not final.mods:
-        text = (
-            f"Nothing to gain: no mod gains more than the noise of this machine ({percent(verdict.noise)} per trial)."
-        )
-        return [Note(text=text, tone="good")]
     mods, changes = settings_of(final.mods)
     workers = ["-n", str(changes["workers"])] if changes else []
     return [CommandBlock(title="Run it so", command=command(record, verb="run", more=workers, mods=mods))]

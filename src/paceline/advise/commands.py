@@ -1,0 +1,84 @@
+"""Complete commands for a finding: they keep the options of the run, and were checked against its facts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from paceline.advise.finding import Finding
+from paceline.mods import catalog
+from paceline.mods.prospects import why_idle
+from paceline.record.facts import Facts
+from paceline.record.schema import Run
+from paceline.settings import RunSettings
+
+OPTIONS = ("strategy", "batch_dim", "gather_below", "threads", "backend", "batch", "compression")  # two of `run` alone
+WORKERS = "workers"
+# A command in an advice whose script is left out: `paceline run --backend nccl …`.
+_SHORTENED = re.compile(r"paceline (\w+) ((?:(?!paceline|—|…)[^'\"])*)…")
+NUMBERS = {"same": "", "rounded": "The numbers change by rounding.", "other": "The numbers change."}
+
+
+def command(run: Run, *, verb: str, more: Sequence[str] = (), mods: Sequence[str] | None = None) -> str:
+    """The command line of a verb for the script of this run, with the run's options and mods. `mods` replaces the mods;
+    `more` are further options, among which -n replaces the number of workers."""
+    settings, workers = run.settings, run.settings.get("workers")
+    typed = ["paceline", verb]
+    if isinstance(workers, int) and (workers > 1 or run.verb in ("run", "profile")) and verb in ("run", "profile"):
+        typed += ["-n", str(workers)] if "-n" not in more else []
+    typed += _options(settings, more, OPTIONS if verb == "run" else OPTIONS[:-2])
+    typed += [word for mod in (run.mods if mods is None else mods) for word in ("--mod", mod)]
+    script = ["-m", run.script] if settings.get("module") is True else [run.script]
+    return shlex.join([*typed, *more, *script, *run.arguments])
+
+
+def to_type(run: Run, mod: str, advice: str) -> tuple[str, str, bool]:
+    """The advice without its shortened command, that command in full, and whether it is to be typed after a change of
+    the script by hand."""
+    found = _SHORTENED.search(advice)
+    rest = (advice[: found.start()] + advice[found.end() :]).strip(" —;") if found else advice
+    if mod:
+        name, _, value = mod.partition("=")
+        kept = [other for other in run.mods if other.partition("=")[0] != name]
+        if name == WORKERS:
+            return rest, command(run, verb="run", more=["-n", value], mods=kept), False
+        return rest, command(run, verb="run", mods=[*kept, mod]), False
+    if found:
+        return rest, command(run, verb=found[1], more=shlex.split(found[2])), False
+    return rest, command(run, verb="profile"), True
+
+
+def complete(finding: Finding, run: Run | None, facts: Facts | None = None) -> Finding:
+    """Puts the whole command into a finding, and whether it changes numbers. A mod that cannot act in the script is
+    not advised: the finding says why."""
+    if finding.mod and facts is not None and (why := why_idle(finding.mod, facts)):
+        able = [mod for mod in finding.others if not why_idle(mod, facts)]
+        finding.mod, finding.others = (able[0], able[1:]) if able else ("", [])
+        if not able:
+            finding.advice = f"By hand, in the script: {why}"
+    if run is None:
+        return finding
+    rest, typed, after = to_type(run, finding.mod, finding.advice)
+    if not after:
+        finding.advice, finding.command = rest, typed
+    name = finding.mod.partition("=")[0]
+    if name == WORKERS:
+        finding.numbers = NUMBERS["rounded"]
+    elif name:
+        finding.numbers = NUMBERS[catalog.CATALOG[name].numbers]
+    return finding
+
+
+def _options(settings: Mapping[str, Any], more: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Options that change how the script runs: those of `names` that were given."""
+    typed: list[str] = []
+    for field in fields(RunSettings):
+        option, value = f"--{field.name.replace('_', '-')}", settings.get(field.name, field.default)
+        if field.name in names and value not in (field.default, None) and option not in more:
+            typed += [option, str(value)]
+    whole = settings.get("whole")
+    modules = whole if isinstance(whole, list) else []
+    return [*typed, *(word for module in modules for word in ("--whole", str(module)))]
