@@ -61,7 +61,7 @@ class Gathering:
             self.facts.models.append(_model(module))
 
     def before_forward(self, module: nn.Module) -> None:
-        first = next(module.parameters(), None)
+        first = next(parameters_in(module), None)
         device = "cpu" if first is None else first.device.type
         dtype = (
             str(torch.get_autocast_dtype(device)).removeprefix("torch.") if torch.is_autocast_enabled(device) else ""
