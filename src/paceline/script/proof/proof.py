@@ -77,8 +77,8 @@ class Proof:
         compared: bool = True,
     ) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch.
-        `all_rows`: on a few rows the module did not compute what it computes on many. `compared`: see
-        `is_same_on_all_rows`."""
+        `all_rows`: on a few rows the module did not compute what it computes on many. `compared`: real calls are
+        compared with the proof."""
         plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
         ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
@@ -87,9 +87,7 @@ class Proof:
             ways.insert(0, self._ways[module])
         if (why_not := hooked(module)) is not None:
             return why_not
-        plan, why = self.first(plain, module, given, leaves, ways, all_rows=all_rows)
-        if plan and not compared and not self.is_same_on_all_rows(plain, module, given, plan, compared=False):
-            plan, why = None, "it does not compute on a worker's rows what it computes on a few"
+        plan, why = self.first(plain, module, given, leaves, ways, all_rows=all_rows, compared=compared)
         if plan is not None and not isinstance(plan.cuts, GraphCuts):
             self._ways[module] = plan.batch_leaf, plan.cuts
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
@@ -105,10 +103,11 @@ class Proof:
         ways: list[Way],
         *,
         all_rows: bool = False,
+        compared: bool = True,
     ) -> tuple[SlicePlan | None, str]:
         """The plan for the first way of cutting the arguments that can be proven, or why the first one cannot. Every
         worker calls it."""
-        plan, why = self._first(plain, module, given, leaves, ways, all_rows=all_rows)
+        plan, why = self._first(plain, module, given, leaves, ways, all_rows=all_rows, compared=compared)
         found = zlib.crc32(repr(plan or why).encode())
         if len(set(self.group.gather_objects(found, "the proof"))) > 1:
             return None, "the workers do not find the same when they try it out"
@@ -123,16 +122,18 @@ class Proof:
         ways: list[Way],
         *,
         all_rows: bool,
+        compared: bool,
     ) -> tuple[SlicePlan | None, str]:
         trouble = ""
+        prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
             try:
                 try:
-                    plan = self._try(plain, uncompiled(module), given, leaves, way, all_rows=all_rows)
+                    plan = prove(way, all_rows=all_rows, compared=compared)
                 except Exception:
                     if not _rows_in_attributes(module, batch_of(leaves, *way)):
                         raise
-                    plan = self._try(plain, uncompiled(module), given, leaves, way, all_rows=all_rows, lend=True)
+                    plan = prove(way, all_rows=all_rows, compared=compared, lend=True)
                 # A module that mixes samples gives the same if only an argument that it ignores is cut: no proof.
                 if not (number and plan.is_idle):
                     plan.compiled = any(map(is_compiled, module.modules()))
@@ -154,6 +155,7 @@ class Proof:
         way: Way,
         *,
         all_rows: bool,
+        compared: bool,
         lend: bool = False,
     ) -> SlicePlan:
         """`lend`: tensors in attributes that are as long as the batch are cut, too (a recurrent state)."""
@@ -179,11 +181,22 @@ class Proof:
         plan.numbers = numbers_of([traced.forward for traced in traces])
         if single and not isinstance(cuts, GraphCuts):
             judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
-        if whole < batch:
+        larger = self._larger(given, leaves, way, compared=compared or bool(lent))
+        if larger and whole != batch:
             some = [(pieces.given(part), pieces.lend(part)) for part in (1, 0)]
-            if why := self._why_uneven(plain, module, some, (first, whole), [(batch, given)], cuts):
+            if why := self._why_uneven(plain, module, some, (first, whole), larger, cuts):
                 raise CannotTry(why)
         return plan
+
+    def _larger(self, given: Any, leaves: list[Any], way: Way, *, compared: bool) -> list[tuple[int, Any]]:
+        """The numbers of rows on which a module must do what it does on a few, with the arguments: all rows, and, where
+        real calls are not compared with the proof, as many as each worker has."""
+        batch = batch_of(leaves, *way)
+        sizes = {batch} if batch > FEW[0] or not compared else set()
+        if not compared and not isinstance(way[1], GraphCuts):
+            sizes.update(split_of(leaves, *way, self._split).sizes)
+        larger = sorted(size for size in sizes - set(FEW) if size > 1)
+        return [(size, given if size == batch else some_rows(given, leaves, way[1], size)) for size in larger]
 
     def is_same_on_all_rows(
         self, plain: Callable[..., Any], module: nn.Module, given: Any, plan: SlicePlan, *, compared: bool
@@ -192,19 +205,11 @@ class Proof:
         Unless real calls are `compared` with the proof: also to as many rows as each worker has. Every worker calls it;
         all get the same answer."""
         leaves, (many, few) = tree.leaves(given), FEW
-        batch = plan.batch(leaves)
-        sizes = {batch}
-        if not compared and not isinstance(plan.cuts, GraphCuts) and not plan.states:
-            sizes.update(split_of(leaves, plan.batch_leaf, plan.cuts, self._split).sizes)
-        larger = sorted(size for size in sizes - {few, many} if size > 1 and (size > many or not compared))
-        found = True
-        if larger:
+        found, way = True, (plan.batch_leaf, plan.cuts)
+        if larger := self._larger(given, leaves, way, compared=compared or bool(plan.states)):
             try:
-                put = [
-                    (n, given if n == batch else some_rows(given, leaves, plan.cuts, n)) for n in (few, many, *larger)
-                ]
-                some = [(_own(put[i][1]), _as_it_is) for i in range(2)]
-                found = not self._why_uneven(plain, uncompiled(module), some, (few, many), put[2:], plan.cuts)
+                some = [(_own(some_rows(given, leaves, plan.cuts, rows)), _as_it_is) for rows in (few, many)]
+                found = not self._why_uneven(plain, uncompiled(module), some, (few, many), larger, plan.cuts)
             except PacelineError:
                 raise
             except Exception:  # the module's own: the call itself, or a proof, will tell
