@@ -221,6 +221,12 @@ class Schedule:
                 tensors = [leaf for leaf in whole if isinstance(leaf, torch.Tensor)]
                 pieces = [leaf for leaf in tree.leaves(found[0]) if isinstance(leaf, torch.Tensor)]
                 orders = call.orders or [memory_order(piece) for piece in pieces]
+                if len(orders) != len(tensors):
+                    raise ScriptError(
+                        f"The model returns {len(tensors)} tensors, and returned {len(orders)} when it was cut into "
+                        "stages: a stage does not see what hooks and attributes have kept in another one.",
+                        advice="Choose another strategy: --strategy mirrored",
+                    )
                 heads = [
                     [list(t.shape), str(t.dtype).removeprefix("torch."), [*order], t.requires_grad]
                     for t, order in zip(tensors, orders, strict=True)
