@@ -197,7 +197,8 @@ def _numpy_position() -> Any:
 def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callable[[], str], Reach]]:
     """A copy of the module, the storages that must not be written to, what was printed, and what the module's code can
     reach. Afterwards everything is as it was."""
-    if (pyro := sys.modules.get("pyro.poutine.runtime")) is not None and pyro._PYRO_STACK:
+    pyro: Any = sys.modules.get("pyro.poutine.runtime")
+    if pyro is not None and pyro.am_i_wrapped():
         raise CannotTry("it is called inside a handler of Pyro, which would take trial calls for the script's")
     reach = Reach(module)
     streams = rng.snapshot()
