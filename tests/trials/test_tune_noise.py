@@ -44,6 +44,7 @@ def test_over_200_noisy_machines_no_gain_is_claimed_outside_its_interval():
         assert bool(codes & {Reason.NOT_CONFIRMED, Reason.NOT_DELIVERED}) or told.known is not Known.NOT_CONFIRMED
         if told.known is Known.NO_GAIN:
             assert codes <= {*TRIED}, "nothing to gain is said only where all were tried"
+            assert not verdict.cut_short, "beside it nothing says that some were not tried"
         if told.known is Known.NOT_TRIED:
             assert Reason.NOT_TRIED in codes
             assert "not tried, because the budget ended" in told.sentence

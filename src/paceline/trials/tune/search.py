@@ -430,7 +430,8 @@ class Search:
             budget=self.budget,
             spent=self.bench.budget.spent,
             trials=self.speeds.made + self.trials.alone.made,
-            cut_short=self.cut_short,
+            # What else the budget has ended, repeats and sets of several mods, leaves no mod untried.
+            cut_short=self.cut_short and any(one.row.code is Reason.NOT_TRIED for one in rows),
             problem=self.problem,
             problem_code=self.problem_code,
             interrupted=interrupted,
