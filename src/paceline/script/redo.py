@@ -263,6 +263,8 @@ class Redo:
             rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
         strays = (found for known in self._strays.values() for ref in known if (found := ref()) is not None)
         found, calls = self._before_portals(losses)
+        if calls and rest.get("inputs") is not None:  # a portal's own backward fills every gradient behind it
+            self.refuse("a backward with inputs=")
         leaves = {id(leaf): leaf for leaf in (*held, *found, *strays)}.values()
         kept = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
 
