@@ -209,6 +209,19 @@ def asked_threads(environ: Mapping[str, str] | None = None) -> int | None:
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
+CACHES = (
+    *("XDG_CACHE_HOME", "TRITON_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+    *("PYTORCH_KERNEL_CACHE_PATH", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR", "TORCH_HOME", "HF_HOME"),
+)
+
+
+def cache_folders(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Where compilers and libraries keep what processes share: their usual folders, and those that are set."""
+    env = os.environ if environ is None else environ
+    usual = (os.path.expanduser(os.path.join("~", name)) for name in (".cache", ".triton", ".nv"))
+    return (*usual, *(os.path.abspath(env[name]) for name in CACHES if env.get(name)))
+
+
 def hash_seed(environ: Mapping[str, str] | None = None) -> str:
     """The user's PYTHONHASHSEED, or else a new one: sets of texts then have the same order on every host."""
     asked = (os.environ if environ is None else environ).get("PYTHONHASHSEED", "")

@@ -17,7 +17,7 @@ from torch import nn
 from torch._C import _functorch
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, TCPStore
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import _symbolic_trace
 from torch.jit import _builtins as _jit
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -167,6 +167,10 @@ def arguments_of(operator: Any) -> list[Any]:
     return list(operator._schema.arguments)
 
 
+def schema_of(operator: Any) -> str:
+    return str(operator._schema)
+
+
 def changes_arguments(operator: Any) -> bool:
     """Whether an operator of torch changes an argument in place."""
     return bool(operator._schema.is_mutable)
@@ -193,6 +197,72 @@ def keep_saved_tensors() -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+class Inductor:
+    """What torch.compile's default backend is made of. Imported where it is used: most runs compile nothing."""
+
+    LAST = "torch._inductor.fx_passes.joint_graph"  # imported at the first compilation, after the rest
+
+    @staticmethod
+    def joint_graph() -> Any:
+        return sys.modules[Inductor.LAST]
+
+    @staticmethod
+    def prims() -> Any:
+        from torch._inductor import inductor_prims
+
+        return inductor_prims
+
+    @staticmethod
+    def register_lowering(operator: Any, lower: Callable[..., Any]) -> None:
+        from torch._inductor.lowering import register_lowering
+
+        register_lowering(operator, type_promotion_kind=None)(lower)
+
+    @staticmethod
+    def ops() -> Any:
+        from torch._inductor.virtualized import ops
+
+        return ops
+
+    @staticmethod
+    def pointwise(device: Any, dtype: torch.dtype, of: Callable[..., Any], size: list[Any]) -> Any:
+        from torch._inductor.ir import Pointwise
+
+        return Pointwise.create(device=device, dtype=dtype, inner_fn=of, ranges=size)
+
+    @staticmethod
+    def integer(number: int) -> Any:
+        import sympy  # type: ignore[import-untyped]
+
+        return sympy.Integer(number)
+
+
+def compiles_anew() -> None:
+    """What is compiled from now on passes inductor's changes of the graph, whatever was compiled in earlier runs."""
+    from torch._functorch import config
+
+    config.enable_autograd_cache = False
+
+
+def is_running_compiled() -> bool:
+    """Whether torch.compile looks at the functions that are called: inside a compiled function."""
+    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+    return callback() not in (None, False)
+
+
+def makes_graph() -> bool:
+    """Whether torch.compile is making a graph, in any of its stages: what is called then is part of the graph."""
+    return TracingContext.try_get() is not None
+
+
+def is_being_traced(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one of a graph that is being made: it must not be kept."""
+    return torch._is_functional_tensor(tensor) or detect_fake_mode(tensor) is not None
+
+
+fused_attention_choice: Callable[..., int] = torch._fused_sdp_choice
 
 
 def is_transformed() -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.script.draws import philox
 from paceline.script.draws.rows import Draws, rules_of
@@ -103,3 +104,52 @@ def test_the_gradient_of_dropout(draws: Draws, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 def test_other_draws(draws: Draws, draw: Any, shape: tuple[int, ...]) -> None:
     check(draws, draw, torch.randn(shape, device="cuda"))
+
+
+ATTENTION = {
+    "flash": (SDPBackend.FLASH_ATTENTION, torch.bfloat16),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, torch.float32),
+    "efficient, half": (SDPBackend.EFFICIENT_ATTENTION, torch.float16),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, torch.bfloat16),
+    "math": (SDPBackend.MATH, torch.float32),
+}
+
+
+@pytest.mark.parametrize("kernel", ATTENTION)
+@pytest.mark.parametrize("shape", [(8, 6, 64, 32), (7, 5, 33, 64), (12, 1, 3, 16)], ids=str)
+@pytest.mark.parametrize("kind", ["causal", "plain", "masked", "longer keys", "grouped heads"])
+def test_attention_dropout_and_its_gradient(draws: Draws, kernel: str, shape: tuple[int, ...], kind: str) -> None:
+    """Bit for bit, whatever kernel torch takes."""
+    backend, dtype = ATTENTION[kernel]
+    batch, heads, queries, width = shape
+    keys = queries + 5 if kind == "longer keys" else queries
+    groups = heads // 2 if kind == "grouped heads" and heads % 2 == 0 else heads
+    generator = torch.Generator("cuda").manual_seed(1)
+    inputs = [
+        torch.randn(batch, count, length, width, device="cuda", generator=generator).to(dtype)
+        for count, length in ((heads, queries), (groups, keys), (groups, keys))
+    ]
+    mask = (
+        torch.randn(batch, 1, queries, keys, device="cuda", generator=generator).to(dtype) if kind == "masked" else None
+    )
+
+    def draw(rows: torch.Tensor) -> torch.Tensor:
+        given = [one[rows[:, 0]].requires_grad_() for one in inputs]
+        made = F.scaled_dot_product_attention(
+            *given,
+            attn_mask=None if mask is None else mask[rows[:, 0]],
+            dropout_p=0.2,
+            is_causal=kind == "causal",
+            enable_gqa=kind == "grouped heads",
+        )
+        made.square().sum().backward()
+        return torch.cat([made.detach(), *(one.grad for one in given)], -2) if groups == heads else made.detach()
+
+    rows = torch.arange(batch, device="cuda")[:, None]
+    with sdpa_kernel(backend):
+        try:
+            draw(rows)
+        except RuntimeError as error:
+            pytest.skip(f"torch has no such kernel here: {str(error)[:80]}")
+        check(draws, draw, rows)
+    assert not draws.told

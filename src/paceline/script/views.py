@@ -17,6 +17,7 @@ from torch import nn
 
 from paceline.errors import NotSplitError, ScriptError
 from paceline.script import tree
+from paceline.script.draws import compiled
 from paceline.script.draws.rows import Draws
 from paceline.script.proof.proof import Proof
 from paceline.script.redo import Redo
@@ -33,10 +34,6 @@ from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 from paceline.torch_private import parameters_in, uncompiled
 
 OWN_DRAWS = "Each worker draws its own random numbers inside the model, so numbers differ from one process."
-COMPILED_DRAWS = (
-    "A compiled model draws random numbers (dropout, noise): torch.compile makes them itself, so each worker draws its "
-    "own, and numbers differ from one process."
-)
 
 
 class Views:
@@ -54,7 +51,7 @@ class Views:
         self.drew = False  # a sliced call drew random numbers
         self.own_draws = False  # random numbers in a sliced call: of one process, or (mod random=own) of the worker
         self.draws = Draws()
-        self.draws.apart = self._stream.inside
+        self.draws.apart, self.draws.may_be_split = self._stream.inside, lambda: self.group.world > 1
         proof = Proof(self.group, stage.run.batch_dim, self.draws)
         self._calls = SlicedCalls(
             self.group,
@@ -149,6 +146,7 @@ class Views:
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module, computed in this view."""
         if self.group.world == 1 or self._is_whole(module):
+            compiled.tell_devices(0, 0)
             return plain(module, *args, **kwargs)
         if self.batch_is_cut:
             if not (torch.is_grad_enabled() and module.training):
@@ -165,15 +163,17 @@ class Views:
     @contextmanager
     def _inside(self, plan: SlicePlan, split: Split, strict: bool) -> Iterator[None]:
         """Random draws inside a sliced call."""
-        if self.own_draws or (plan.compiled and plan.draws):
+        if self.own_draws:
             with self._stream.inside():
                 yield
         else:
-            with self.draws.in_call(split, plan.draws, strict=strict):
+            if plan.compiled:
+                compiled.tell_devices(split.start if split.mine else 0, split.batch)
+            with self.draws.in_call(split, plan.draws, strict=strict, by_shape=plan.compiled):
                 yield
         self.drew = self.drew or bool(plan.draws)
-        if plan.draws and (self.own_draws or plan.compiled):
-            self.warn(OWN_DRAWS if self.own_draws else COMPILED_DRAWS)
+        if plan.draws and self.own_draws:
+            self.warn(OWN_DRAWS)
         for what in self.draws.told:
             self.warn(
                 f"{what[0].upper()}{what[1:]}: each worker draws its own random numbers, not those of one process."

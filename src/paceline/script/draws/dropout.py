@@ -19,6 +19,11 @@ def dropout(draws: Draws, plain: Plain, x: torch.Tensor, p: float, train: bool) 
     """torch.dropout: one draw an element."""
     if not _draws(x, p, train) or (piece := draws.place(x)) is None:
         return plain(x, p, train)
+    return at_place(x, p, piece)
+
+
+def at_place(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor:
+    """The same, of rows whose place is known."""
     return _fused(x, p, piece) if x.is_cuda else x * _mask(x, p, piece).div_(1 - p)
 
 

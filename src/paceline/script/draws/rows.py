@@ -79,6 +79,7 @@ class Position:
     made: int = 0
     drawn: list[Drawn] | None = None  # of a trial
     expected: Sequence[Drawn] = ()  # of a trial on a part of the rows: the draws of that on all
+    by_shape: bool = False  # compiled code makes draws of its own among these: not known by their order
     thread: int = field(default_factory=threading.get_ident)
 
 
@@ -94,8 +95,11 @@ class Draws:
         self.on, self.own = False, own
         self.told: set[str] = set()  # draws that could not be split
         self.numpy_draws = 0  # made so far
+        self.met = 0  # draws of compiled code that were placed
+        self.missed = ""  # why one could not be
         # The worker's own random stream, for these draws.
         self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.may_be_split: Callable[[], bool] = lambda: True
         self._at = Position()
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []  # the script's own, met in a trial
 
@@ -111,7 +115,20 @@ class Draws:
     @property
     def is_complete(self) -> bool:
         """Whether the call has made all draws of its proof."""
-        return self._at.made == len(self._at.rules)
+        return self._at.by_shape or self._at.made == len(self._at.rules)
+
+    @property
+    def own_rows(self) -> int | None:
+        """The number of rows that a sliced call under way has; None outside of one."""
+        return None if self._at.split is None or self.rehearsing else max(self._at.split.mine, 1)
+
+    def rule_by_shape(self, shape: Sequence[int]) -> DrawRule | None:
+        """The rule of all draws of the call that may have this shape; None if there is not exactly one."""
+        split = self._at.split
+        assert split is not None
+        rules = {replace(rule, order=()) for rule in self._at.rules if rule.fits(tuple(shape), split)}
+        rule = next(iter(rules)) if len(rules) == 1 else None
+        return rule if rule is not None and not rule.uneven else None
 
     def place(
         self, like: torch.Tensor | Sequence[int], generator: torch.Generator | None = None, *, numpy: bool = False
@@ -131,6 +148,10 @@ class Draws:
             return _piece(rule_of(shape, whole.shape, at.split, whole.order), shape, at.split)
         if at.split is None:
             return None
+        if at.by_shape:
+            if (rule := self.rule_by_shape(shape)) is None:
+                raise AstrayError("it draws random numbers beside compiled code, of which the rows are not known")
+            return _piece(rule, shape, at.split)
         if number >= len(at.rules) or not at.rules[number].fits(shape, at.split):
             if not at.strict:
                 return None
@@ -153,9 +174,11 @@ class Draws:
         finally:
             self.on, self._at = before
 
-    def in_call(self, split: Split, rules: Sequence[DrawRule], *, strict: bool = True, made: int = 0) -> Any:
+    def in_call(
+        self, split: Split, rules: Sequence[DrawRule], *, strict: bool = True, made: int = 0, by_shape: bool = False
+    ) -> Any:
         """A sliced call, or what is left of one after so many draws."""
-        return self.at(True, Position(split, rules, strict, made))
+        return self.at(True, Position(split, rules, strict, made, by_shape=by_shape))
 
     @contextmanager
     def rehearsal(self, split: Split | None = None, expected: Sequence[Drawn] = ()) -> Iterator[Position]:

@@ -2,7 +2,8 @@
 
 Outside sliced calls and dry runs a patched function is the plain one, after one look at `Draws.on`. The patches are at
 torch's bindings, not at the Python functions that call them, so F.dropout, nn.Dropout, F.gumbel_softmax and
-torch.distributions stay as they are. A function that torch.compile traces is torch's own as well.
+torch.distributions stay as they are. A function that torch.compile traces is torch's own as well: what it makes of it,
+`compiled` replaces.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.script.draws import dropout, functions, layers, numpy_functions
+from paceline.script.draws import attention, compiled, dropout, functions, layers, numpy_functions
 from paceline.script.draws.rows import Draws
 from paceline.script.patches import all_of, patch
-from paceline.torch_private import bindings, list_device_constructors, take_for_torchs_own
+from paceline.torch_private import bindings, list_device_constructors, makes_graph, take_for_torchs_own
 
 Substitute = Callable[..., Any]
 
@@ -56,7 +57,7 @@ TABLE: list[tuple[Any, str, Substitute]] = [
     *((bindings, name, OF_TORCH[name]) for name in (*DROPOUTS, *RECURRENT)),
     *((torch.Tensor, name, substitute) for name, substitute in OF_TENSORS.items()),
     (F, "rrelu_", functions.rrelu_),
-    (F, "scaled_dot_product_attention", layers.attention),
+    (F, "scaled_dot_product_attention", attention.attention),
     *(
         (np.random, name, functools.partial(numpy_functions.sized, position))
         for name, position in numpy_functions.SIZED.items()
@@ -69,7 +70,9 @@ def find(draws: Draws) -> Callable[[], None]:
     """Installs the patches. Returns a function that removes them."""
     # torch.set_default_device knows functions by their identity, and lists them at its first use: before the patches.
     list_device_constructors()
-    return all_of([_patch(owner, name, draws, substitute) for owner, name, substitute in TABLE])
+    return all_of(
+        [compiled.find(draws), *(_patch(owner, name, draws, substitute) for owner, name, substitute in TABLE)]
+    )
 
 
 def _patch(owner: Any, name: str, draws: Draws, substitute: Substitute) -> Callable[[], None]:
@@ -77,7 +80,7 @@ def _patch(owner: Any, name: str, draws: Draws, substitute: Substitute) -> Calla
 
     @functools.wraps(plain, assigned=("__doc__",), updated=())
     def random(*args: Any, **kwargs: Any) -> Any:
-        if not draws.on or torch.compiler.is_compiling() or not draws.mine:
+        if not draws.on or torch.compiler.is_compiling() or not draws.mine or makes_graph():
             return plain(*args, **kwargs)
         # Under torch.set_default_device a method of a tensor comes back here by its name, from inside torch's own.
         draws.on = False

@@ -29,6 +29,7 @@ from paceline.script.output.overlay import Listing, Overlay
 from paceline.script.output.real_files import are_real, real_files
 from paceline.script.output.takeover import make_real
 from paceline.script.seams.stage import Stage
+from paceline.settings import cache_folders
 
 # Not the script's files: devices, and the compilers' caches, which are shared with other processes.
 SYSTEM = ("/dev/", "/proc/", "/sys/")
@@ -44,7 +45,7 @@ class Voice:
         self.stage = stage
         self.overlay = Overlay(str(scratch), str(spare or ""))
         own = [os.path.join(folder, "") for folder in (scratch, spare) if folder is not None]
-        self._not_ours = [*SYSTEM, *own, os.path.join(os.path.expanduser("~/.cache"), "")]
+        self._not_ours = [*SYSTEM, *own, *(os.path.join(folder, "") for folder in cache_folders())]
         self._temporary = os.path.join(tempfile.gettempdir(), "")
         self._making_private = self._is_rank_0 = False
         self._private: set[str] = set()  # temporary files of this process

@@ -6,6 +6,7 @@ pipeline begins draws from streams that came from the stage before: it is recomp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _forwards: list[_Start] = []  # of checkpoints, one inside the other
 
 
 def checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain, updated=())  # torch.compile reads the names of the arguments
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Recomputes in backward as in forward: inside the sliced call, or outside."""
         start = _Start(stage)

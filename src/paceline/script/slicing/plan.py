@@ -38,9 +38,10 @@ class SlicePlan:
     buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call changes depending on its rows
     places: tuple[Place, ...] = ()  # attributes in which the call leaves tensors, in an order of their own
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
-    compiled: bool = False  # torch.compile draws its own random numbers
+    compiled: bool = False  # not all of its operations can be seen
     reads_state: bool = False  # Python reads values that the module holds: each call is compared with the proof
     averages: int = 0  # cross-entropies that the call takes
+    traced_averages: int = 0  # those of them that compiled code takes
     all_count: bool = False  # a mean over targets is a mean over rows only if no target is ignored
     names: list[str] = field(default_factory=list)  # of the operations that the call makes
     numbers: list[Any] = field(default_factory=list)  # that they get when it is tried out: see `numbers_of`

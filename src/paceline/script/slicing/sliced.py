@@ -20,6 +20,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, tree
+from paceline.script.draws import compiled
 from paceline.script.draws.rows import AstrayError, Draws
 from paceline.script.proof import surroundings
 from paceline.script.proof.guards import Guards
@@ -56,7 +57,7 @@ from paceline.script.slicing.unfinished import (
     sizes_of,
 )
 from paceline.script.slicing.ways import split_of
-from paceline.torch_private import graph_nodes_made, is_compiled, parameters_in, uncompiled
+from paceline.torch_private import graph_nodes_made, is_compiled, is_running_compiled, parameters_in, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in an argument's value share a plan
 MOST = 64  # … and then the oldest ones are forgotten
@@ -120,6 +121,7 @@ class SlicedCalls:
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
         self.unbatched: Unbatched | None = None  # the first call without a batch
+        self._placed: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of which the compiled code's draws were placed
         self._told: set[str] = set()  # classes that are not computed in slices, and why
         self.redo: Redo | None = None  # in an elastic run
 
@@ -171,7 +173,8 @@ class SlicedCalls:
         kind = (single, self.guards.key(module, given, leaves, values=few))
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
-        compared = plain is own and not is_compiled(module)  # mods and strategies make operations of their own
+        is_seen = not is_compiled(module) and not is_running_compiled()
+        compared = plain is own and is_seen  # mods and strategies make operations of their own
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
         if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves, compared)):
             if len(plans) >= MOST:
@@ -192,6 +195,7 @@ class SlicedCalls:
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
         plan, due = known, _is_due(known.calls + 1)
+        plan.compiled = plan.compiled or not is_seen
         if due and plan.calls > 1 and self.group.watch.traced:
             due = False  # in a trace each operation would be there twice: the first call after the trace is due
         else:
@@ -209,6 +213,8 @@ class SlicedCalls:
         rows = rows_in(leaves, plan.cuts, split)
         versions = versions_of(local, rows)
         self.averages.begin()
+        if plan.compiled and plan.averages:
+            self.averages.prepare(leaves[plan.batch_leaf].device)
         names, places = None, dict[Place, Any]()
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
         is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
@@ -217,7 +223,9 @@ class SlicedCalls:
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
                 places = side_effects.look(subject)
-        elif plan.all_count:  # a target may be ignored in any call
+        elif plan.all_count or (
+            plan.compiled and (plan.draws or plan.averages) and is_due
+        ):  # a target may be ignored in any call
             begun.put_back = _state(subject, local, versions)
         made = graph_nodes_made()
         try:
@@ -246,9 +254,12 @@ class SlicedCalls:
         plan.nodes = made if names is not None else plan.nodes
         if not is_complete:
             raise NotAsProven("it draws fewer random numbers than when it was tried out")
-        if plain is own and not plan.compiled and self.averages.count != plan.averages:
+        if plan.compiled and not is_own:
+            self._look_at_compiled_draws(plan, module)
+        plan.traced_averages = max(plan.traced_averages, self.averages.traced)
+        if plain is own and self.averages.count + plan.traced_averages != plan.averages:
             raise NotAsProven("it takes other means over targets than when it was tried out")
-        if plan.all_count and not self.averages.all_count():
+        if plan.all_count and not self.averages.all_count(plan.traced_averages):
             raise NotAsProven("it adds another term to a mean over targets of which some are ignored or weighted")
         for attribute in attributes:
             attribute.take_back(subject)
@@ -262,11 +273,22 @@ class SlicedCalls:
         self._together.meet_since(met)
         return Containers(given).adopt(whole) if isinstance(whole, Told) else whole
 
+    def _look_at_compiled_draws(self, plan: SlicePlan, module: nn.Module) -> None:
+        """All draws of compiled code must have been placed. A CUDA graph that is replayed does not tell."""
+        missed, self._draws.missed, met, self._draws.met = self._draws.missed, "", self._draws.met, 0
+        if missed:
+            raise NotAsProven(missed)
+        if met or not any(rule.dim is not None for rule in plan.draws):
+            self._placed.add(module)
+        elif module not in self._placed:
+            raise NotAsProven("its compiled code draws random numbers in a way that Paceline does not know")
+
     def _call_whole(
         self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | Unbatched | None
     ) -> Any:
         """Every worker computes the whole call, with the script's own random numbers."""
         make_plain(given)
+        compiled.tell_devices(0, 0)
         output = plain(module, *given[0], **given[1])
         self.group.agree()
         if isinstance(why, Unbatched):
@@ -325,11 +347,11 @@ class SlicedCalls:
             place, role = plan.states[number]
             value = side_effects.get(left.module, place)
             if role.kind != "same" and isinstance(value, (torch.Tensor, int, float)):
-                side_effects.put(left.module, place, self._join_leaf(value, role, split))
+                side_effects.put(left.module, place, self._join_leaf(value, role, split, plan))
         else:
             *_, role = plan.buffers[number - len(plan.states)]
             buffer, _ = left.buffers[number - len(plan.states)]
-            buffer.copy_(self._join_leaf(buffer.detach(), role, split))
+            buffer.copy_(self._join_leaf(buffer.detach(), role, split, plan))
         left.joined = number + 1
 
     def _tell(self) -> list[Any]:
@@ -434,7 +456,7 @@ class SlicedCalls:
         joined = [
             Rows(piece, _layout(piece, role, split))
             if role.kind == "rows" and self._stays_sharded(piece, split.rows_of(role.uneven), inputs)
-            else self._join_leaf(piece, role, split)
+            else self._join_leaf(piece, role, split, plan)
             for piece, role in zip(pieces, roles, strict=True)
         ]
         return tree.rebuild(output, iter(joined))
@@ -453,12 +475,12 @@ class SlicedCalls:
             and _memory(piece) not in inputs
         )
 
-    def _join_leaf(self, piece: Any, role: Role, split: Split) -> Any:
+    def _join_leaf(self, piece: Any, role: Role, split: Split, plan: SlicePlan) -> Any:
         if role.kind == "same":
             return piece
         met = self.group.pulse.collectives
         try:
-            return self._put_together(piece, role, split)
+            return self._put_together(piece, role, split, plan)
         except PacelineError:
             raise
         except Exception as error:
@@ -471,7 +493,7 @@ class SlicedCalls:
             )
             raise self.group.ending.carry(told) from error
 
-    def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
+    def _put_together(self, piece: Any, role: Role, split: Split, plan: SlicePlan) -> Any:
         if role.kind == "rows":
             layout = _layout(piece, role, split)
             whole = layout.gather(piece)
@@ -479,7 +501,12 @@ class SlicedCalls:
             if piece.grad_fn is not None and piece.retains_grad:
                 gradients.retain_whole(piece, whole, layout)
             return whole
-        if role.kind == "average" and (divisor := self.averages.divisor(piece, role.average)) is not None:
+        divisor = None
+        if role.kind == "average":
+            divisor = self.averages.divisor(piece, role.average)
+            if divisor is None and role.average < plan.traced_averages:
+                divisor = self.averages.traced_divisor(piece, role.average)
+        if divisor is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):
