@@ -15,8 +15,7 @@ from paceline.converge.optimizers import tensor_tables
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("Triton needs a GPU, or its interpreter", allow_module_level=True)
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # Batch, channels, pixels …; of a ghost.
