@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # Tests start many processes: they should not compile the sources each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-frameworks coverage lint format docs picture clean install
+.PHONY: demo test test-all test-gpu test-frameworks coverage lint format docs picture clean install
 install: $(STAMP)
 
 # Installed again only when what is to be installed changed.
@@ -28,6 +28,12 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large
+
+# All tests that need a GPU: minutes on one GPU and 16 cores. A machine with torch and without a network needs the folder
+# .gpu-site, see CONTRIBUTING.md, and no environment: `make test-gpu PYTHON=python3`.
+GPU_SITE := $(wildcard .gpu-site)
+test-gpu: $(if $(GPU_SITE),,$(STAMP))
+	$(if $(GPU_SITE),PYTHONPATH=src:.gpu-site $(PYTHON),$(BIN)/python) -m pytest -m gpu -n 8 --dist worksteal --durations 10
 
 # Programs of many frameworks, plain and on 2 workers, in an environment of its own; writes docs/frameworks.md.
 FRAMEWORKS := .venv-frameworks

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 # Read when torch is loaded, here and in every process that a test starts: a thread that waits for one without a core
 # would keep its own core busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Processes that a test starts run in folders of their own.
+if typed := os.environ.get("PYTHONPATH"):
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in typed.split(os.pathsep))
 
 # Importing tests and torch makes a million objects and almost no garbage: see `pytest_collection_finish`.
 gc.disable()
@@ -66,17 +71,49 @@ def pytest_configure(config: pytest.Config) -> None:
     """Of several test processes each begins to collect in another folder: it compiles a part of a fresh clone's files,
     and finds the rest compiled by the others."""
     number, here = os.environ.get("PYTEST_XDIST_WORKER", ""), Path(__file__).parent
-    if number and [Path(arg).resolve() for arg in config.args] == [here]:
+    if number and config.option.markexpr != "gpu" and [Path(arg).resolve() for arg in config.args] == [here]:
         homes = sorted(str(path) for path in here.iterdir() if path.is_dir() or path.match("test_*.py"))
         begin = len(homes) * int(number.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         config.args[:] = homes[begin:] + homes[:begin]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` imports no file without such a test: a machine with a GPU may lack what the file needs."""
+    if config.option.markexpr != "gpu" or collection_path.suffix not in ("", ".py"):
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any("mark.gpu" in file.read_text() for file in files) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("there is no GPU")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """With `-m gpu`, a line for each file."""
+    if config.option.markexpr == "gpu":
+        found: dict[str, Counter[str]] = {}
+        for outcome in ("passed", "failed", "error", "skipped"):
+            for report in terminalreporter.stats.get(outcome, ()):
+                area = Path(report.nodeid.partition("::")[0]).stem.removeprefix("test_").removesuffix("_gpu")
+                found.setdefault(area.replace("_", " "), Counter())[outcome] += 1
+        for area, outcomes in sorted(found.items()):
+            terminalreporter.write_line(" ".join([area, *(f"{count} {what}" for what, count in outcomes.items())]))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests are spread over processes (`-n`): those of a room on workers stay in one process, so that each pool
-    and zygote is made once. All others run beside them, file by file, and tests on a GPU one by one: they start all
-    that they need."""
+    and zygote is made once. All others run beside them, file by file. With `-m gpu` each process has a zygote of its
+    own, and takes what is left."""
+    if config.option.markexpr == "gpu":
+        return None
+
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRoom(LoadScopeScheduling):
@@ -89,8 +126,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _together(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    if file.endswith("_gpu.py"):
-        return nodeid
     if file in APART:
         return file
     return next((name for start, name in TOGETHER.items() if file.startswith(start)), file)
@@ -108,7 +143,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
     crossed: dict[tuple[Any, str], list[tuple[Any, str, str]]] = {}
     for item in items:
-        if (mark := item.get_closest_marker("crossed")) is not None:
+        if (mark := item.get_closest_marker("crossed")) is not None and item.get_closest_marker("gpu") is None:
             others = dict(item.callspec.params)  # type: ignore[attr-defined]
             value = others.pop(mark.args[0])
             crossed.setdefault((item.path, item.originalname), []).append((item, repr(value), repr(others)))  # type: ignore[attr-defined]

@@ -7,20 +7,22 @@ or with its exit code, a line each. What must be seen of a whole process (its de
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
 import sys
 
-# What verbs import when they need it: once here, not once a command line.
-import matplotlib.figure  # noqa: F401
-import polars  # noqa: F401
-import pydantic  # noqa: F401 - typer looks for its types
-
 from paceline.cli.app import command_line, commands
 from paceline.cli.horovodrun import main as horovodrun
 from paceline.launch import Zygote
+
+# What verbs import when they need it: once here, not once a command line. A machine with a GPU may have none of them.
+for name in ("matplotlib.figure", "polars", "pydantic"):  # typer looks for the types of the last
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
 
 
 class Lent(Zygote):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
+from plain import PlainPython
 from test_elastic import AT_A_PLACE, NONE, TRAIN, check
 from typist import Typist
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 ON_GPU = (
     TRAIN.replace("model = Net()", "model = Net().cuda()")
     .replace("        out = model(x)", "        x, y = x.cuda(), y.cuda()\n        out = model(x)")
@@ -23,11 +18,10 @@ ON_GPU = (
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(plain: PlainPython, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("plain")
     (folder / "train.py").write_text(ON_GPU.format(fault=NONE))
-    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
+    return plain.printed(folder, "train.py")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from typist import Typist
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 # NCCL refuses two ranks on one GPU of one host: let it believe that there are two hosts.
 OVER_NCCL = """
 import os

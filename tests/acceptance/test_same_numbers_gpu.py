@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
-import torch
 from corpus import FOLDER, difference, read, scripts
+from plain import PlainPython
+from typist import Typist
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
 # Everything that a script makes is on the GPU, and rounding is that of float32, as on a CPU.
 ON_GPU = """import torch
 torch.set_default_device("cuda")
@@ -36,7 +33,7 @@ NAMES = (
     "diffusion",
     "retain_output_grad",
 )
-OVER_NCCL = (
+NAMES_OVER_NCCL = (
     "sharded_outputs",
     "batch_norm_conv",
     "dropout_slices_differ",
@@ -110,68 +107,78 @@ for step in range(6):
 """
 
 
-def ran(command: list[str], script: Path, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    typed = [*command, str(script), *arguments]
-    return subprocess.run(typed, capture_output=True, text=True, cwd=script.parent, timeout=300)
+# On one GPU the workers have no link of their own for NCCL.
+OVER_NCCL = ("--backend", "nccl", "--env", "NCCL_SOCKET_IFNAME=lo")
 
 
-def on_workers(script: Path, *options: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return ran([sys.executable, "-m", "paceline", "run", "-n", "2", "--quiet", *options], script, arguments)
+class OnGpu:
+    """Types scripts in plain Python and on two workers; both fork from a process that has imported torch."""
+
+    def __init__(self, plain: PlainPython, typist: Typist, folder: Path) -> None:
+        self.plain, self._typist, self.folder = plain, typist, folder
+
+    def on_workers(self, script: str, *options: str, arguments: tuple[str, ...] = ()) -> CompletedProcess[str]:
+        return self._typist.type(
+            self.folder, "run", "-n", "2", "--quiet", *options, self.write(script).name, *arguments
+        )
+
+    def write(self, script: str) -> Path:
+        path = self.folder / "train.py"
+        path.write_text(ON_GPU + script)
+        return path
+
+    def check(self, script: str, tolerance: float, *options: str) -> None:
+        expected = self.plain.printed(self.folder, self.write(script))
+        found = self.on_workers(script, *options)
+        assert found.returncode == 0, found.stderr
+        wrong = difference(expected, found.stdout, tolerance)
+        assert not wrong, f"{wrong}\n{found.stderr}"
 
 
-def check(text: str, folder: Path, tolerance: float, *options: str) -> None:
-    script = folder / "train.py"
-    script.write_text(ON_GPU + text)
-    expected = ran([sys.executable], script)
-    assert expected.returncode == 0, expected.stderr
-    found = on_workers(script, *options)
-    assert found.returncode == 0, found.stderr
-    wrong = difference(expected.stdout, found.stdout, tolerance)
-    assert not wrong, f"{wrong}\n{found.stderr}"
+@pytest.fixture
+def gpu(plain: PlainPython, typist: Typist, tmp_path: Path) -> OnGpu:
+    return OnGpu(plain, typist, tmp_path)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prints_what_plain_python_prints(name: str, tmp_path: Path) -> None:
+def test_prints_what_plain_python_prints(name: str, gpu: OnGpu) -> None:
     script = read(FOLDER / f"{name}.py")
-    check(script.path.read_text(), tmp_path, max(script.tolerance, 1e-3), "--gather-below", "0")
+    gpu.check(script.path.read_text(), max(script.tolerance, 1e-3), "--gather-below", "0")
 
 
-@pytest.mark.parametrize("name", OVER_NCCL)
-def test_prints_the_same_over_nccl(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", NAMES_OVER_NCCL)
+def test_prints_the_same_over_nccl(name: str, gpu: OnGpu) -> None:
     """The calls of a machine with a GPU for each worker: here the workers share one, and talk over sockets."""
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     script = read(FOLDER / f"{name}.py")
-    check(script.path.read_text(), tmp_path, max(script.tolerance, 1e-3), "--backend", "nccl", "--gather-below", "0")
+    gpu.check(script.path.read_text(), max(script.tolerance, 1e-3), *OVER_NCCL, "--gather-below", "0")
 
 
 @pytest.mark.parametrize("name", BF16)
-def test_prints_what_plain_python_prints_in_bf16(name: str, tmp_path: Path) -> None:
-    check(LOOP.format(model=BF16[name]), tmp_path, 1e-2, "--gather-below", "0")
+def test_prints_what_plain_python_prints_in_bf16(name: str, gpu: OnGpu) -> None:
+    gpu.check(LOOP.format(model=BF16[name]), 1e-2, "--gather-below", "0")
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refuses_what_it_refuses_on_cpus(name: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(ON_GPU + (FOLDER / f"{name}.py").read_text())
+def test_refuses_what_it_refuses_on_cpus(name: str, gpu: OnGpu) -> None:
     given = read(FOLDER / f"{name}.py")
-    if ran([sys.executable], script).returncode:
+    text = given.path.read_text()
+    if gpu.plain.run(gpu.folder, gpu.write(text)).returncode:
         pytest.skip("plain Python does not run it on a GPU")
-    found = on_workers(script, *given.options)
+    found = gpu.on_workers(text, *given.options)
     assert found.returncode != 0, found.stdout
     assert given.reason in found.stderr
     assert "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize("name", RIGHT_OR_REFUSED)
-def test_is_right_or_refused_as_on_cpus(name: str, tmp_path: Path) -> None:
-    given, script, alone = read(FOLDER / f"{name}.py"), tmp_path / "train.py", tmp_path / "alone" / "train.py"
-    alone.parent.mkdir()
-    for path in (script, alone):
-        path.write_text(ON_GPU + given.path.read_text())
-    expected = ran([sys.executable], alone)
+def test_is_right_or_refused_as_on_cpus(name: str, gpu: OnGpu) -> None:
+    given = read(FOLDER / f"{name}.py")
+    text, alone = given.path.read_text(), gpu.folder / "alone"
+    alone.mkdir()
+    expected = gpu.plain.run(alone, gpu.write(text).rename(alone / "train.py"))
     if expected.returncode:
         pytest.skip("plain Python does not run it on a GPU")
-    found = on_workers(script, *given.options)
+    found = gpu.on_workers(text, *given.options)
     if found.returncode:
         assert any(words in found.stderr for words in ("paceline: ", "Its log: ")), found.stderr  # paceline has begun
         assert "Traceback" not in found.stderr
@@ -180,25 +187,23 @@ def test_is_right_or_refused_as_on_cpus(name: str, tmp_path: Path) -> None:
         assert not wrong, f"{wrong}\n{found.stderr}"
 
 
-def test_losses_that_differ_are_refused_a_backward_later(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"{ON_GPU}import os\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+def test_losses_that_differ_are_refused_a_backward_later(gpu: OnGpu) -> None:
+    found = gpu.on_workers(
+        "import os\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "for step in range(4):\n"
         "    loss = (model(torch.ones(8, 4)).pow(2).mean() + 1) * (1 + (step == 1) * os.getpid() % 97)\n"
         "    loss.backward()\n    optimizer.step()\n    print(step, flush=True)\n"
     )
-    found = on_workers(script)
     assert found.returncode != 0
     assert "The losses at " in found.stderr
     assert "differ between the workers" in found.stderr
     assert found.stdout == "0\n1\n"
 
 
-def test_random_functions_draw_as_one_process_except_those_inside_gpu_kernels(tmp_path: Path) -> None:
+def test_random_functions_draw_as_one_process_except_those_inside_gpu_kernels(gpu: OnGpu) -> None:
     """Attention, and recurrent networks of several layers, draw inside their kernels: a notice says so."""
     text, loop = (FOLDER / "random_functions.py").read_text(), "for kind in KINDS:"
     assert loop in text
     inside = ("attention", "lstm", "gru", "rnn", "recurrent")
     some = f"for kind in [k for k in KINDS if not any(name in k.lower() for name in {inside})]:"
-    check(text.replace(loop, some), tmp_path, 1e-9, "--gather-below", "0")
+    gpu.check(text.replace(loop, some), 1e-9, "--gather-below", "0")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
 from corpus import difference
-from test_same_numbers_gpu import BF16, LOOP, ON_GPU, check, on_workers
+from test_same_numbers_gpu import BF16, LOOP, OVER_NCCL, OnGpu, gpu
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
-# Two workers share the GPU: what goes over torch's own groups needs NCCL, which then talks over sockets.
-OVER_NCCL = ("--backend", "nccl")
+__all__ = ["gpu"]  # a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.gpu]
+# What goes over torch's own groups needs NCCL.
 STRATEGIES = {
     "mirrored": (),
     "zero1": (),
@@ -78,55 +73,47 @@ for step in range(first, 8):  # the state of the random generators is loaded, to
 """
 
 
-@pytest.fixture(autouse=True)
-def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_prints_what_plain_python_prints(strategy: str, model: str, tmp_path: Path) -> None:
-    check(TRAIN.format(model=MODELS[model], optimizer="sgd"), tmp_path, 1e-3, *typed(strategy))
+def test_prints_what_plain_python_prints(strategy: str, model: str, gpu: OnGpu) -> None:
+    gpu.check(TRAIN.format(model=MODELS[model], optimizer="sgd"), 1e-3, *typed(strategy))
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "pipeline(stages=2)"])
-def test_prints_the_same_over_nccl(strategy: str, tmp_path: Path) -> None:
-    check(TRAIN.format(model=MODELS["words"], optimizer="sgd"), tmp_path, 1e-3, *typed(strategy), *OVER_NCCL)
+def test_prints_the_same_over_nccl(strategy: str, gpu: OnGpu) -> None:
+    gpu.check(TRAIN.format(model=MODELS["words"], optimizer="sgd"), 1e-3, *typed(strategy), *OVER_NCCL)
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "mesh(data=1,model=2)"])
-def test_what_needs_a_gpu_for_each_worker_says_so(strategy: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(ON_GPU + TRAIN.format(model=MODELS["words"], optimizer="sgd"))
-    found = on_workers(script, "--strategy", strategy)
+def test_what_needs_a_gpu_for_each_worker_says_so(strategy: str, gpu: OnGpu) -> None:
+    found = gpu.on_workers(TRAIN.format(model=MODELS["words"], optimizer="sgd"), "--strategy", strategy)
     assert found.returncode != 0
     assert "needs a GPU for each worker" in found.stderr
     assert "--backend nccl" in found.stderr
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "sharded", "mesh(data=1,model=2)", "pipeline(stages=2)"])
-def test_prints_the_same_in_bf16(strategy: str, tmp_path: Path) -> None:
+def test_prints_the_same_in_bf16(strategy: str, gpu: OnGpu) -> None:
     """Rounding of bf16 products differs with their shapes: two digits of the losses agree."""
     text = LOOP.format(model=BF16["gpt"].replace("nn.Dropout(0.2)", "nn.Identity()"))
-    check(text, tmp_path, 2e-2, *typed(strategy))
+    gpu.check(text, 2e-2, *typed(strategy))
 
 
-def test_one_worker_of_a_server_prints_what_plain_python_prints(tmp_path: Path) -> None:
+def test_one_worker_of_a_server_prints_what_plain_python_prints(gpu: OnGpu) -> None:
     text = TRAIN.format(model=MODELS["words"], optimizer="sgd")
     text = text.replace("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "torch.zeros(())")
-    check(text, tmp_path, 1e-3, "-n", "1", "--strategy", "server(staleness=0)")
+    gpu.check(text, 1e-3, "-n", "1", "--strategy", "server(staleness=0)")
 
 
 @pytest.mark.parametrize("loaded", STRATEGIES)
 @pytest.mark.parametrize("saved", ["sharded", "pipeline(stages=2)", "mesh(data=1,model=2)"])
-def test_what_one_strategy_saved_every_other_loads(saved: str, loaded: str, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(ON_GPU + TRAIN.format(model=MODELS["words"], optimizer="adam"))
-    whole = on_workers(script)
+def test_what_one_strategy_saved_every_other_loads(saved: str, loaded: str, gpu: OnGpu) -> None:
+    script = TRAIN.format(model=MODELS["words"], optimizer="adam")
+    whole = gpu.on_workers(script)
     assert whole.returncode == 0, whole.stderr
     printed = ""
     for strategy in (saved, loaded):
-        found = on_workers(script, *typed(strategy), arguments=("checkpoint",))
+        found = gpu.on_workers(script, *typed(strategy), arguments=("checkpoint",))
         assert found.returncode == 0, found.stderr
         printed += found.stdout
     assert not difference(whole.stdout, printed, 1e-3)

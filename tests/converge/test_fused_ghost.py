@@ -15,8 +15,7 @@ from paceline.converge.optimizers import tensor_tables
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("Triton needs a GPU, or its interpreter", allow_module_level=True)
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # Batch, channels, pixels …; of a ghost.
@@ -38,19 +37,34 @@ SHAPES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("affine", [True, False])
 def test_kernels_compute_the_formula(
-    shape: tuple[int, ...], size: int, last: bool, dtype: torch.dtype, affine: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], size: int, last: bool, dtype: torch.dtype, affine: bool
 ) -> None:
     if last and len(shape) not in (4, 5):
         pytest.skip("no such layout")
+    torch.manual_seed(0)
+    x = (torch.randn(shape, device=DEVICE) * 2 + 30).to(dtype)
+    if last:
+        x = x.to(memory_format=torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+    check(x, size, affine)
+
+
+@pytest.mark.parametrize(("shape", "size"), SHAPES)
+def test_values_close_together_far_from_zero_keep_their_digits(shape: tuple[int, ...], size: int) -> None:
+    torch.manual_seed(0)
+    check(torch.randn(shape, device=DEVICE) * 0.1 + 300, size, True)
+
+
+@pytest.fixture(autouse=True)
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_tables, "DEVICES", (DEVICE,))
     if INTERPRETED:
         from paceline.converge.ghost_bn import fused
 
         monkeypatch.setattr(fused, "_multiprocessors", lambda device: 8)
-    torch.manual_seed(0)
-    x = (torch.randn(shape, device=DEVICE) * 2 + 30).to(dtype)
-    if last:
-        x = x.to(memory_format=torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+
+
+def check(x: torch.Tensor, size: int, affine: bool) -> None:
+    shape, dtype = x.shape, x.dtype
     up = torch.randn(shape, device=DEVICE).to(dtype)  # not laid out as x is
     found = []
     for kind in (torch.float32, torch.float64):

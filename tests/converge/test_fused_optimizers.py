@@ -22,8 +22,7 @@ from paceline.converge.optimizers import tensor_tables
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("Triton needs a GPU, or its interpreter", allow_module_level=True)
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 SHAPES = [(70, 130), (64, 128), (130,), (3, 5, 3, 3), (0, 4), (), (2, 4096)]

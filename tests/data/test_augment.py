@@ -11,7 +11,7 @@ import torch
 import paceline.data as pd
 from paceline.errors import UsageError
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 each_device = pytest.mark.parametrize("device", DEVICES)
 KINDS = ["bytes", "floats"]
 

@@ -17,7 +17,6 @@ from paceline.mods.support.cuda_graph import GraphedCall
 from paceline.mods.support.graphed_step import GraphedStep
 from paceline.mods.support.whole_step import WholeStep
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Script = Callable[[], list[float]]
 
 
@@ -232,7 +231,7 @@ SCRIPTS = [
 ODD = (accumulation, gradients_by_name)  # gradients lie elsewhere at every step, or there is no optimizer
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_numbers_stay_and_graphs_are_used(script: Script, replays: dict[str, int]) -> None:
     agree(script)
@@ -240,7 +239,7 @@ def test_numbers_stay_and_graphs_are_used(script: Script, replays: dict[str, int
     assert replays["steps"] >= 1 or script in ODD
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 @pytest.mark.parametrize("others", [("channels_last",), ("compile",), ("precision=bf16",), ("fused_optimizer",)])
 def test_composes_with_other_mods(others: tuple[str, ...], replays: dict[str, int]) -> None:
@@ -285,7 +284,7 @@ def looped(model: nn.Module, **options: Any) -> Script:
     return script
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -300,7 +299,7 @@ def test_what_cannot_be_captured_runs_as_before(script: Script, said: str, repla
     assert not replays["calls"]
 
 
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("option", ["twice", "keep"])
 def test_what_a_graph_would_get_wrong_is_an_error(option: str) -> None:
     with pytest.raises(ScriptError, match=r"twice through|keeps a gradient"):

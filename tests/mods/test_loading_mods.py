@@ -168,7 +168,7 @@ def test_a_pinned_tensor_is_a_tensor_but_for_its_copies() -> None:
     torch.testing.assert_close(x.grad, model.weight.sum(0).expand(3, 4))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="memory is pinned for a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("mod", ["loader=1", "loader=2:4"])
 def test_pinned_batches_are_copied_while_the_host_goes_on(mod: str) -> None:
     with staged(lone_group()) as stage:

@@ -25,7 +25,7 @@ from paceline.mods.support.graph_choice import GraphChoice
 from paceline.mods.support.tape import State
 from paceline.mods.support.whole_step import WholeStep
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cpu"  # see `device`
 Script = Callable[[], list[Any]]
 
 
@@ -78,6 +78,11 @@ def played_graphs(stage: Any) -> Capture:
         return replay
 
     return capture
+
+
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "DEVICE", request.param)
 
 
 @pytest.fixture(params=[1 << 26, 0], ids=["at once", "late"])
@@ -394,7 +399,7 @@ IN_PARTS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-@pytest.mark.skipif(DEVICE == "cuda", reason="there, other graphs take over: test_cuda_graphs")
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)  # on a GPU, other graphs take over: test_cuda_graphs
 @pytest.mark.crossed("wholes")
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_what_cannot_be_one_graph_is_computed_as_before(name: str, wholes: list[WholeStep]) -> None:

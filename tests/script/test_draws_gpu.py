@@ -14,7 +14,7 @@ from paceline.script.draws import philox
 from paceline.script.draws.rows import Draws, rules_of
 from paceline.script.slicing.crossings import Split
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 SHAPES = [(12, 7, 8), (7, 3, 5), (256, 256, 384), (9, 1)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

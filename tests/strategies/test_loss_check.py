@@ -23,7 +23,7 @@ def test_another_loss_is_refused_with_its_line() -> None:
         LossCheck().compare((1.0, 1.01), late=False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.gpu
 def test_a_loss_on_a_gpu_comes_a_backward_later() -> None:
     check = LossCheck()
     assert [check.late(torch.tensor(value, device="cuda")) for value in (3.0, 4.0, 5.0)] == [0.0, 3.0, 4.0]

@@ -15,7 +15,7 @@ from paceline.comm.measuring.plan import COPIES, Copy, MeasuringPlan, Pair, expe
 PLAN = MeasuringPlan(report="", device_bytes=1 << 22, rounds=3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu():
     reports = list(devices.measure(PLAN))
     copies = [report for report in reports if isinstance(report, Copy)]

@@ -54,8 +54,8 @@ def forward(
     and variance, which are updated, and their momentum."""
     x, rows = _laid_out(x)
     shape = _shape(x, rows, ghosts)
-    table = x.new_empty((4, ghosts.count, shape.channels), dtype=torch.float32)
-    mean, variance, rstd, scale = table.unbind()
+    table = x.new_empty((5, ghosts.count, shape.channels), dtype=torch.float32)
+    mean, _, variance, rstd, scale = table.unbind()  # the kernels keep what the mean lost by rounding after it
     partial = _sums(x, x, mean, shape, backward=False)
     blocks, width = _channel_blocks(shape.channels)
     kernels.finish_forward[(blocks, ghosts.count)](
@@ -77,11 +77,11 @@ def forward(
 def backward(dy: Tensor, x: Tensor, kept: Any, ghosts: Ghosts) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, of the weight and of the bias; the last two in float32."""
     table, rows = kept
-    mean, _, rstd, scale = table.unbind()
+    mean, _, _, rstd, scale = table.unbind()
     shape = _shape(x, rows, ghosts)
     dy = dy if dy.stride() == x.stride() else torch.empty_like(x).copy_(dy)
     partial = _sums(x, dy, mean, shape, backward=True)
-    made = torch.empty_like(table)
+    made = torch.empty_like(table[:4])
     slope, shift, of_ghosts = made[0], made[1], made[2:]
     blocks, width = _channel_blocks(shape.channels)
     kernels.finish_backward[(blocks, ghosts.count)](

@@ -3,7 +3,9 @@ writes once.
 
 Imported only if Triton is installed. The formulas are in `functional`. Memory is seen in one of two ways: as rows of C
 channels (channels last, or no pixels), or as planes of S pixels, C planes per sample. A ghost is a run of rows, or of
-samples. Sums are taken over differences from a first value, so that a large mean costs no digits, and in a fixed order.
+samples. Sums are taken over differences from the ghost's first value, and in a fixed order. A ghost's mean is kept as
+two numbers: rounded to float32, and the rest. The rounding error of a large mean may be a visible part of the distance
+between the mean and values that lie close together.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -36,7 +38,8 @@ def part_of(length, part, parts, unit):
 @triton.jit
 def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts, BACKWARD: tl.constexpr,
                  ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """Forward: mean, and sum of squares about it, of a part of a ghost. Backward: sums of dy and of dy·(x − mean)."""
+    """Forward: mean, and sum of squares about it, of a part of a ghost; means are counted from the ghost's first value,
+    which is left in `mean`. Backward: sums of dy and of dy·(x − mean)."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ghost, part = tl.program_id(1), tl.program_id(2)
     start, length = stretch(ghost, ghosts, size, batch, pixels)
@@ -44,11 +47,14 @@ def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts,
     here = channel < channels
     x += start * channels
     dy += start * channels
+    at_mean = mean + ghost * channels + channel
     if BACKWARD:
-        shift = tl.load(mean + ghost * channels + channel, mask=here, other=0.0)
+        shift = tl.load(at_mean, mask=here, other=0.0)
+        rest = tl.load(at_mean + ghosts * channels, mask=here, other=0.0)
     else:
-        first_row = tl.minimum(begin, length - 1).to(tl.int64)  # an empty part may use any row
-        shift = tl.load(x + first_row * channels + channel, mask=here, other=0.0).to(tl.float32)
+        shift = tl.load(x + channel, mask=here, other=0.0).to(tl.float32)
+        if part == 0:
+            tl.store(at_mean, shift, mask=here)
     one = tl.zeros([ROWS, CHANNELS], tl.float32)
     two = tl.zeros([ROWS, CHANNELS], tl.float32)
     for row in range(begin, end, ROWS):
@@ -58,6 +64,7 @@ def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts,
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         centred = tl.where(inside, value - shift[None, :], 0.0)
         if BACKWARD:
+            centred -= rest[None, :]  # outside, the gradient is 0
             grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
             one += grad
             two += grad * centred
@@ -68,7 +75,7 @@ def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts,
     if not BACKWARD:
         count = tl.maximum(end - begin, 1).to(tl.float32)
         second = second - first * first / count
-        first = shift + first / count
+        first = first / count
     to = (part * ghosts + ghost) * channels + channel
     tl.store(out + to, first, mask=here)
     tl.store(out + parts * ghosts * channels + to, second, mask=here)
@@ -84,6 +91,7 @@ def apply_to_rows(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, ch
     here = channel < channels
     of_ghost = ghost * channels + channel
     centre = tl.load(mean + of_ghost, mask=here, other=0.0)
+    rest = tl.load(mean + ghosts * channels + of_ghost, mask=here, other=0.0)
     factor = tl.load(scale + of_ghost, mask=here, other=0.0)
     if BACKWARD:
         offset = tl.load(shift + of_ghost, mask=here, other=0.0)
@@ -97,7 +105,7 @@ def apply_to_rows(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, ch
         rows = (tl.program_id(0) * TIMES + time) * ROWS + tl.arange(0, ROWS)
         at = rows[:, None].to(tl.int64) * channels + channel[None, :]
         inside = (rows < length)[:, None] & here[None, :]
-        centred = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[None, :]
+        centred = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[None, :]) - rest[None, :]
         if BACKWARD:
             grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
             found = factor[None, :] * grad + tilt[None, :] * centred + offset[None, :]
@@ -119,10 +127,14 @@ def sums_of_planes(x, dy, mean, out, batch, size, ghosts, channels, pixels, part
     base = (start * channels + channel) * pixels
     x += base
     dy += base
+    at_mean = mean + ghost * channels + channel
     if BACKWARD:
-        shift = tl.load(mean + ghost * channels + channel)
+        shift = tl.load(at_mean)
+        rest = tl.load(at_mean + ghosts * channels)
     else:
-        shift = tl.load(x + tl.minimum(begin, length - 1).to(tl.int64) * channels * pixels).to(tl.float32)
+        shift = tl.load(x).to(tl.float32)
+        if part == 0:
+            tl.store(at_mean, shift)
     one = tl.zeros([SAMPLES, PIXELS], tl.float32)
     two = tl.zeros([SAMPLES, PIXELS], tl.float32)
     for sample in range(begin, end, SAMPLES):
@@ -134,6 +146,7 @@ def sums_of_planes(x, dy, mean, out, batch, size, ghosts, channels, pixels, part
             value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
             centred = tl.where(inside, value - shift, 0.0)
             if BACKWARD:
+                centred -= rest  # outside, the gradient is 0
                 grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
                 one += grad
                 two += grad * centred
@@ -144,7 +157,7 @@ def sums_of_planes(x, dy, mean, out, batch, size, ghosts, channels, pixels, part
     if not BACKWARD:
         count = tl.maximum((end - begin) * pixels, 1).to(tl.float32)
         second = second - first * first / count
-        first = shift + first / count
+        first = first / count
     to = (part * ghosts + ghost) * channels + channel
     tl.store(out + to, first)
     tl.store(out + parts * ghosts * channels + to, second)
@@ -160,6 +173,7 @@ def apply_to_planes(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, 
     channel = plane % channels
     of_ghost = tl.minimum(plane // channels // size, ghosts - 1) * channels + channel
     centre = tl.load(mean + of_ghost, mask=there, other=0.0)
+    rest = tl.load(mean + ghosts * channels + of_ghost, mask=there, other=0.0)
     factor = tl.load(scale + of_ghost, mask=there, other=0.0)
     if BACKWARD:
         offset = tl.load(shift + of_ghost, mask=there, other=0.0)
@@ -168,7 +182,7 @@ def apply_to_planes(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, 
         offset = tl.load(shift + channel, mask=there, other=0.0)
     at = plane[:, None].to(tl.int64) * pixels + pixel[None, :]
     inside = there[:, None] & (pixel < pixels)[None, :]
-    centred = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[:, None]
+    centred = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[:, None]) - rest[:, None]
     if BACKWARD:
         grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
         found = factor[:, None] * grad + tilt[:, None] * centred + offset[:, None]
@@ -192,7 +206,8 @@ def counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS: tl.cons
 @triton.jit
 def finish_forward(partial, weight, mean, variance, rstd, scale, batch, size, ghosts, channels, pixels, each, parts,
                    unit, eps, WEIGHT: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """A ghost's mean and variance, from those of its parts."""
+    """A ghost's mean and variance, from those of its parts. `mean` holds the ghost's first value, from which the parts'
+    means are counted; after it comes what the mean loses when it is rounded."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ghost = tl.program_id(1)
     part, count, total = counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS)
@@ -201,15 +216,19 @@ def finish_forward(partial, weight, mean, variance, rstd, scale, batch, size, gh
     at = (part[:, None] * ghosts + ghost) * channels + channel[None, :]
     of_part = tl.load(partial + at, mask=inside, other=0.0)
     squares = tl.load(partial + parts * ghosts * channels + at, mask=inside, other=0.0)
-    centre = tl.sum(count[:, None] * of_part, 0) / total
-    away = of_part - centre[None, :]
+    offset = tl.sum(count[:, None] * of_part, 0) / total
+    away = of_part - offset[None, :]
     spread = tl.sum(tl.where(inside, squares + count[:, None] * away * away, 0.0), 0) / total
     inverse = 1.0 / tl.sqrt(spread + eps)
     gain = inverse
     if WEIGHT:
         gain = inverse * tl.load(weight + channel, mask=here, other=0.0).to(tl.float32)
     to = ghost * channels + channel
+    shift = tl.load(mean + to, mask=here, other=0.0)
+    centre = shift + offset
+    added = centre - shift  # what of the offset is in the sum (Knuth's two-sum)
     tl.store(mean + to, centre, mask=here)
+    tl.store(mean + ghosts * channels + to, (shift - (centre - added)) + (offset - added), mask=here)
     tl.store(variance + to, spread, mask=here)
     tl.store(rstd + to, inverse, mask=here)
     tl.store(scale + to, gain, mask=here)
