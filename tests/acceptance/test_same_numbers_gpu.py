@@ -115,12 +115,10 @@ class OnGpu:
     """Types scripts in plain Python and on two workers; both fork from a process that has imported torch."""
 
     def __init__(self, plain: PlainPython, typist: Typist, folder: Path) -> None:
-        self.plain, self._typist, self.folder = plain, typist, folder
+        self.plain, self.typist, self.folder = plain, typist, folder
 
     def on_workers(self, script: str, *options: str, arguments: tuple[str, ...] = ()) -> CompletedProcess[str]:
-        return self._typist.type(
-            self.folder, "run", "-n", "2", "--quiet", *options, self.write(script).name, *arguments
-        )
+        return self.typist.type(self.folder, "run", "-n", "2", "--quiet", *options, self.write(script).name, *arguments)
 
     def write(self, script: str) -> Path:
         path = self.folder / "train.py"

@@ -12,6 +12,7 @@ from staged import staged
 from torch import nn
 
 from paceline.comm.group import Group
+from paceline.script.slicing.loss_denominators import Averages
 
 CLASSES = 4
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
@@ -178,3 +179,10 @@ def nothing_counts_in_slices(group: Group) -> torch.Tensor:
 def test_an_average_over_nothing_is_no_number_as_on_one_process(pool: Any) -> None:
     assert nothing_counts(None).isnan()
     assert all(found.isnan() for found in pool(2).run(nothing_counts_in_slices))
+
+
+def test_an_average_is_noted_once_under_a_default_device() -> None:
+    """Torch then calls the function a second time, by its name."""
+    with torch.device("cpu"), Averages().inside() as averages:
+        F.cross_entropy(torch.randn(4, CLASSES), torch.tensor([0, 1, -100, 2]))
+    assert averages.count == 1

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 torch.manual_seed(3)
 mode = sys.argv[1] if len(sys.argv) > 1 else "model"
 dtype = getattr(torch, sys.argv[2]) if len(sys.argv) > 2 else torch.float32
+device = "cuda" if torch.cuda.is_available() else "cpu"
 layers = 2 if len(sys.argv) > 1 else 1
 
 
@@ -40,7 +41,7 @@ class GPT(nn.Module):
         self.ln, self.head = nn.LayerNorm(32), nn.Linear(32, 61)
 
     def forward(self, ids, targets=None):
-        x = self.drop(self.wte(ids) + self.wpe(torch.arange(ids.shape[1])))
+        x = self.drop(self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device)))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if "checkpoint" in mode and self.training else block(x)
         logits = self.head(self.ln(x))
@@ -49,7 +50,7 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.view(-1, 61), targets.view(-1), ignore_index=-1)
 
 
-raw = model = GPT()
+raw = model = GPT().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if mode in ("model", "checkpoint"):
     model = torch.compile(model)
@@ -67,7 +68,7 @@ elif mode not in ("eager", "eager_checkpoint"):
 
 for it in range(6):
     n = 12 if it != 4 else 7
-    ids = torch.randint(0, 61, (n, 17))
+    ids = torch.randint(0, 61, (n, 17), device=device)
     y = ids[:, 1:].clone()
     y[: n // 3, 9:] = -1
     with torch.autocast(ids.device.type, dtype, enabled=dtype is not torch.float32):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(12)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Noisy(nn.Module):
@@ -21,10 +22,10 @@ class Noisy(nn.Module):
         return self.b(x)
 
 
-raw = Noisy()
+raw = Noisy().to(device)
 model = torch.compile(raw)
 optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
-x = torch.randn(25, 6)
+x = torch.randn(25, 6, device=device)
 y = x[:, :2].sin()
 for epoch in range(3):
     for rows in torch.randperm(25).split(10):

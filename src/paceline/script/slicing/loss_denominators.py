@@ -98,7 +98,8 @@ class Averages:
                 return value
             if is_being_traced(value):
                 return in_graph(value, dict(zip(names, args, strict=False)) | kwargs)
-            if self.watching:
+            # Under torch.set_default_device torch comes back here by the function's name.
+            if self.watching and self.divisor_of(value) is None:
                 with hidden():
                     note(value, dict(zip(names, args, strict=False)) | kwargs)
             return value
