@@ -24,7 +24,7 @@ from paceline.mods import prospects
 from paceline.mods.support import fp32_outputs
 from paceline.mods.support.promise import Promise
 from paceline.script.seams.stage import Stage
-from paceline.torch_private import is_compiled
+from paceline.torch_private import compile_weight_gradients_as_cudnn, is_compiled
 
 
 class Mod:
@@ -43,6 +43,7 @@ class Mod:
         self._met = True
         if not is_compiled(module):
             self._compiled = True
+            compile_weight_gradients_as_cudnn()
             module.compile(mode=None if self.mode == "default" else self.mode)
 
     def idle(self) -> str:
