@@ -26,68 +26,13 @@ from torch.autograd import Function
 from paceline.comm.group import Group
 from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
-from paceline.script import rng, tree
-from paceline.script.draws.generators import KINDS, Generators
-from paceline.script.proof.reach import Reach
+from paceline.script import tree
+from paceline.script.proof.surroundings import State
 from paceline.script.slicing import crossings
 from paceline.script.slicing.mutations import Containers, Told
-from paceline.torch_private import parameters_in, uncompiled
+from paceline.torch_private import parameters_in
 
 _backward = torch.autograd.backward  # bound before the script's is replaced
-NOT_STATE = ("_parameters", "_buffers", "_modules")
-
-
-class ModuleState:
-    """What a call may change: random streams and generators, and the module's buffers and attributes."""
-
-    def __init__(self, module: nn.Module) -> None:
-        subject = uncompiled(module)
-        self._streams, self._generators = rng.snapshot(), Generators(subject, Reach(subject), (*KINDS, torch.Generator))
-        self._buffers = [(m._buffers, dict(m._buffers)) for m in subject.modules() if m._buffers]
-        self._values = [(buffer, buffer.clone()) for buffer in subject.buffers()]
-        self._attributes = [
-            (vars(m), {name: _Kept(value) for name, value in vars(m).items() if name not in NOT_STATE})
-            for m in subject.modules()
-        ]
-
-    def new_tensors(self) -> list[tuple[dict[str, Any], str]]:
-        """Where a call has left tensors that need gradients: the attributes of a module, and a name."""
-        return [
-            (attributes, name)
-            for attributes, kept in self._attributes
-            for name, value in attributes.items()
-            if _has_graph(value) and (name not in kept or kept[name].value is not value)
-        ]
-
-    def put_back(self) -> None:
-        rng.restore(self._streams)
-        self._generators.restore()
-        for held, buffers in self._buffers:
-            held.clear()
-            held.update(buffers)
-        for buffer, value in self._values:
-            if not torch.equal(buffer, value):
-                # cuDNN's batch norm saves its running statistics: to autograd they have not changed, as after a call.
-                buffer.data.copy_(value)
-        for attributes, kept in self._attributes:
-            for name in [name for name in attributes if name not in kept and name not in NOT_STATE]:
-                del attributes[name]
-            attributes.update({name: one.value for name, one in kept.items()})
-
-
-class _Kept:
-    """An attribute's value. Of a tensor with a graph only the numbers, once nobody else has it: the graph of one call
-    must not keep that of the call before."""
-
-    def __init__(self, value: Any) -> None:
-        has_graph = isinstance(value, torch.Tensor) and value.grad_fn is not None
-        self._value = value.detach() if has_graph else value
-        self._whole = weakref.ref(value) if has_graph else None
-
-    @property
-    def value(self) -> Any:
-        whole = None if self._whole is None else self._whole()
-        return self._value if whole is None else whole
 
 
 class Unchanged:
@@ -130,7 +75,7 @@ class Call:
         self.given: list[torch.Tensor] = []  # arguments that need gradients
         self._lent: list[torch.Tensor] = []  # … and what the call gets in their place
         self._arguments = tree.replace((args, kwargs), self._lend)
-        self._state, self._autocast = ModuleState(module), Autocast()
+        self._state, self._autocast = State(module), Autocast()
         self._unchanged = Unchanged(redo.group, module, self._arguments)
         self._inner: list[torch.Tensor] = []  # what the call returned or left in attributes, with its own graph
         self._generation = -1  # of the group that has computed them; -1: their graph is spent
@@ -190,7 +135,7 @@ class Call:
         thread of autograd."""
         if self._generation == self._redo.group.generation or (self._generation < 0 and not self._redo.again):
             return
-        now = ModuleState(self._module)
+        now = State(self._module)
         self._unchanged.then(self._state.put_back)
         try:
             with torch.enable_grad(), self._autocast(), self._redo.inside():
@@ -215,7 +160,7 @@ class Redo:
         by another group."""
         if torch.is_grad_enabled():
             return Call(self, compute, module, args, kwargs).make()
-        state, unchanged = ModuleState(module), Unchanged(self.group, module, (args, kwargs))
+        state, unchanged = State(module), Unchanged(self.group, module, (args, kwargs))
         return compute(module, args, kwargs, partial(unchanged.then, state.put_back))
 
     def note_change(self, argument: torch.Tensor) -> None:

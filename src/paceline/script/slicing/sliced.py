@@ -22,12 +22,11 @@ from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, tree
 from paceline.script.draws import compiled
 from paceline.script.draws.rows import AstrayError, Draws
-from paceline.script.proof import surroundings
 from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Proof
-from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import Names
-from paceline.script.redo import ModuleState, Redo
+from paceline.script.proof.surroundings import State
+from paceline.script.redo import Redo
 from paceline.script.rows import origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
@@ -540,7 +539,7 @@ def _rows(leaves: list[Any], batch_dim: int) -> int:
 
 def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Callable[[], None]:
     """Returns a function that undoes what a call did."""
-    state, variables = ModuleState(module), surroundings.keep(module, Reach(module), attributes=True)
+    state = State(module)
 
     def put_back() -> None:
         if any(local[i]._version != version for i, version in versions.items()):
@@ -549,7 +548,6 @@ def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Cal
                 advice="Run it whole on every worker: --whole NAME",
             )
         state.put_back()
-        variables()
 
     return put_back
 
