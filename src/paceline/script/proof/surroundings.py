@@ -149,7 +149,7 @@ class State:
         for generator, state in self._generators.values():
             streams.set_state(generator, state)
         for numbers, before in self._numbers.values():
-            _put_numbers(numbers, before)
+            put_numbers(numbers, before)
         moved = [kept for kept in self._iterators.values() if kept[0].__reduce__() != kept[1].__reduce__()]
         anew = {id(iterator): copy.copy(before) for iterator, before in moved}
 
@@ -216,12 +216,13 @@ def _put(container: Any, content: Any, value_of: Callable[[Any], Any]) -> None:
 
 
 @torch.no_grad()
-def _put_numbers(numbers: Any, before: Any) -> None:
+def put_numbers(numbers: Any, before: Any) -> None:
+    """Gives an array or a tensor these numbers, unseen by autograd."""
     if isinstance(numbers, np.ndarray):
         if not np.array_equal(numbers, before):
             numbers[...] = before
     elif not torch.equal(numbers, before):
-        # cuDNN's batch norm saves its running statistics: to autograd they have not changed, as after a call.
+        # cuDNN's batch norm saves its running statistics, which have not changed since its call.
         numbers.data.copy_(before)
 
 

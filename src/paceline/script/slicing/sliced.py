@@ -265,7 +265,7 @@ class SlicedCalls:
         met = self.group.pulse.collectives
         for i in versions:
             if local[i]._version != versions[i] and not isinstance(leaves[i], Rows):
-                self._join_argument(leaves[i], local[i], *rows[i])
+                self._join_argument(module, leaves[i], local[i], *rows[i])
         for number in range(len(plan.states) + len(plan.buffers)):
             self._join_left(left, number, plan, split)
         whole = self._join(output, plan, split, local)
@@ -332,13 +332,15 @@ class SlicedCalls:
             self.group.pulse.notice(f"{told} Therefore {instead}.")
         self._told |= about
 
-    def _join_argument(self, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split) -> None:
+    def _join_argument(
+        self, module: nn.Module, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split
+    ) -> None:
         """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
         rows = local.narrow(dim, 0, split.mine)
         # `data`, because own rows, which backward may need, do not change here.
         whole.data.copy_(self.group.gather_rows(rows, dim, split.sizes, "an argument that the model changed"))
         if self.redo is not None:
-            self.redo.note_change(whole)
+            self.redo.note_change(module, whole)
 
     def _join_left(self, left: Unfinished, number: int, plan: SlicePlan, split: Split) -> None:
         """Combines the workers' pieces of a value left in an attribute, or of a change to a buffer."""
