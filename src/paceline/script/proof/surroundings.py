@@ -33,6 +33,8 @@ ALL = 32 * LARGE  # … and of all of them
 ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(range(0))))
 GENERATORS: tuple[type, ...] = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOOKED_AT: tuple[type, ...] = (*PLAIN, *ITERATORS, *GENERATORS, list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
+NUMBERS = frozenset(PLAIN)
+CLOSED: tuple[type, ...] = (*PLAIN, torch.Tensor, *GENERATORS)
 NOT_STATE = ("_parameters", "_buffers", "_modules")
 
 
@@ -55,15 +57,16 @@ def _attributes(module: nn.Module) -> Iterator[Spot]:
     return (Spot((path, name), vars(m), name, value) for path, m, name, value in of_modules(module))
 
 
-def _walk(spots: Iterable[Spot]) -> Iterator[Spot]:
-    """These and all that lies in their values, each container and each object once."""
+def _walk(spots: Iterable[Spot], *, plain: bool) -> Iterator[Spot]:
+    """These and all that lies in their values, each container and each object once. `plain`: also numbers and texts
+    that lie in others."""
     seen: set[int] = set()
     todo = deque((spot, DEPTH) for spot in spots)
     while todo:
         spot, depth = todo.popleft()
         yield spot
         value = holder = spot.value
-        if not depth or isinstance(value, (*PLAIN, torch.Tensor, *GENERATORS)) or id(value) in seen:
+        if not depth or type(value) in NUMBERS or id(value) in seen or isinstance(value, CLOSED):
             continue
         seen.add(id(value))
         inside: Iterable[tuple[Any, Any]] = ()
@@ -75,6 +78,8 @@ def _walk(spots: Iterable[Spot]) -> Iterator[Spot]:
             holder = holder_of(value)
             inside = [*inside, *items(holder)]
         for key, inner in inside:
+            if not plain and type(inner) in NUMBERS:
+                continue
             told = key if type(key) in PLAIN else type(key).__name__
             todo.append((Spot((*spot.where, told), holder, key, inner), depth - 1))
 
@@ -104,13 +109,17 @@ class State:
             self._modules.append((vars(m), {n: _weak(v) for n, v in vars(m).items() if n not in NOT_STATE}))
             self._contents[id(m._buffers)] = m._buffers, dict(m._buffers)
             self._numbers.update((id(b), (b, b.clone())) for b in m._buffers.values() if b is not None)
-        for spot in _walk([*named, *(_attributes(subject) if attributes else ())]):
+        for spot in _walk([*named, *(_attributes(subject) if attributes else ())], plain=False):
             self._keep(spot.value)
             self._keep_numbers(spot.value)
-        for spot in _walk(idle):  # no code names these: a call may change them through an object, but no numbers
+        for spot in _walk(
+            idle, plain=False
+        ):  # no code names these: a call may change them through an object, but no numbers
             self._keep(spot.value)
 
     def _keep(self, value: Any) -> None:
+        if type(value) in NUMBERS:
+            return
         if isinstance(value, ITERATORS):
             self._iterators[id(value)] = value, copy.copy(value)
         elif isinstance(value, GENERATORS):
@@ -241,7 +250,7 @@ class Look(NamedTuple):
 
 def look(module: nn.Module, reach: Reach) -> Look:
     found = Look({(path, "training"): m.training for path, m in module.named_modules()}, {}, [])
-    for where, _, _, value in _walk(itertools.chain(_attributes(module), _variables(module, reach))):
+    for where, _, _, value in _walk(itertools.chain(_attributes(module), _variables(module, reach)), plain=True):
         if type(value) in PLAIN:
             found.values[where] = value
         elif type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
