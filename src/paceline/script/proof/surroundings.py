@@ -78,10 +78,15 @@ def _walk(spots: Iterable[Spot], *, plain: bool) -> Iterator[Spot]:
             holder = holder_of(value)
             inside = [*inside, *items(holder)]
         for key, inner in inside:
-            if not plain and type(inner) in NUMBERS:
+            is_plain = type(inner) in NUMBERS
+            if is_plain and not plain:
                 continue
-            told = key if type(key) in PLAIN else type(key).__name__
-            todo.append((Spot((*spot.where, told), holder, key, inner), depth - 1))
+            told = key if type(key) in NUMBERS else type(key).__name__
+            found = Spot((*spot.where, told), holder, key, inner)
+            if is_plain:
+                yield found
+            else:
+                todo.append((found, depth - 1))
 
 
 class State:
@@ -251,7 +256,7 @@ class Look(NamedTuple):
 def look(module: nn.Module, reach: Reach) -> Look:
     found = Look({(path, "training"): m.training for path, m in module.named_modules()}, {}, [])
     for where, _, _, value in _walk(itertools.chain(_attributes(module), _variables(module, reach)), plain=True):
-        if type(value) in PLAIN:
+        if type(value) in NUMBERS:
             found.values[where] = value
         elif type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
             found.tensors[where] = value
