@@ -188,6 +188,73 @@ def test_a_worker_killed_at_a_random_moment(tmp_path: Path, undisturbed: str, se
     assert "".join(printed) == undisturbed
 
 
+# Calls that are computed in parts, that change their argument and that count in an object.
+ODD = """
+import itertools, os, signal
+import torch
+from torch import nn
+{fault}
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+class Parts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        h = self.a(x)
+        here("between parts")
+        return self.b(h - h.mean(0))
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(5, 3)
+    def forward(self, x):
+        here("before the change")
+        h = torch.tanh(self.a(x.relu_()))
+        if h.requires_grad:
+            h.register_hook(lambda grad: here("backward"))
+        return h
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.calls, self.noise = nn.Linear(5, 3), itertools.count(1), torch.zeros(3)
+    def forward(self, x):
+        self.noise.add_(1)
+        h = self.a(x) / next(self.calls)
+        here("counted")
+        return h + self.noise
+models = [Parts(), InPlace(), Counts()]
+optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.3)
+for step in range(5):
+    x = torch.randn(9, 5)
+    loss = sum(((model(given) - given[:, :3]) ** 2).mean() for model in models for given in [x.clone()])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, f"{{loss.item():.9f}} {{sum(p.sum().item() for m in models for p in m.parameters()):.9f}}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def oddly(plain: PlainPython, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("oddly")
+    (folder / "train.py").write_text(ODD.format(fault=NONE))
+    return plain.printed(folder, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("place", "times"), [("between parts", 3), ("backward", 1), ("counted", 3), ("before the change", 3)]
+)
+def test_a_call_that_changes_things_is_made_again_from_what_it_got(
+    typist: Typist, tmp_path: Path, oddly: str, place: str, times: int
+) -> None:
+    (tmp_path / "train.py").write_text(ODD.format(fault=AT_A_PLACE.format(place=place, ranks=[1], times=times)))
+    done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == oddly
+    assert done.stderr.count("the run goes on with") == 1
+
+
 # Making a sample takes so long that in other runs each worker makes a part of the batch, from the second loop on.
 PIPELINE = """
 import os, signal, time

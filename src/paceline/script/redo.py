@@ -26,85 +26,42 @@ from torch.autograd import Function
 from paceline.comm.group import Group
 from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
-from paceline.script import rng, tree
-from paceline.script.draws.generators import KINDS, Generators
-from paceline.script.proof.reach import Reach
+from paceline.script import tree
+from paceline.script.proof.surroundings import State, put_numbers
 from paceline.script.slicing import crossings
 from paceline.script.slicing.mutations import Containers, Told
-from paceline.torch_private import parameters_in, uncompiled
+from paceline.torch_private import parameters_in
 
 _backward = torch.autograd.backward  # bound before the script's is replaced
-NOT_STATE = ("_parameters", "_buffers", "_modules")
-
-
-class ModuleState:
-    """What a call may change: random streams and generators, and the module's buffers and attributes."""
-
-    def __init__(self, module: nn.Module) -> None:
-        subject = uncompiled(module)
-        self._streams, self._generators = rng.snapshot(), Generators(subject, Reach(subject), (*KINDS, torch.Generator))
-        self._buffers = [(m._buffers, dict(m._buffers)) for m in subject.modules() if m._buffers]
-        self._values = [(buffer, buffer.clone()) for buffer in subject.buffers()]
-        self._attributes = [
-            (vars(m), {name: _Kept(value) for name, value in vars(m).items() if name not in NOT_STATE})
-            for m in subject.modules()
-        ]
-
-    def new_tensors(self) -> list[tuple[dict[str, Any], str]]:
-        """Where a call has left tensors that need gradients: the attributes of a module, and a name."""
-        return [
-            (attributes, name)
-            for attributes, kept in self._attributes
-            for name, value in attributes.items()
-            if _has_graph(value) and (name not in kept or kept[name].value is not value)
-        ]
-
-    def put_back(self) -> None:
-        rng.restore(self._streams)
-        self._generators.restore()
-        for held, buffers in self._buffers:
-            held.clear()
-            held.update(buffers)
-        for buffer, value in self._values:
-            if not torch.equal(buffer, value):
-                # cuDNN's batch norm saves its running statistics: to autograd they have not changed, as after a call.
-                buffer.data.copy_(value)
-        for attributes, kept in self._attributes:
-            for name in [name for name in attributes if name not in kept and name not in NOT_STATE]:
-                del attributes[name]
-            attributes.update({name: one.value for name, one in kept.items()})
-
-
-class _Kept:
-    """An attribute's value. Of a tensor with a graph only the numbers, once nobody else has it: the graph of one call
-    must not keep that of the call before."""
-
-    def __init__(self, value: Any) -> None:
-        has_graph = isinstance(value, torch.Tensor) and value.grad_fn is not None
-        self._value = value.detach() if has_graph else value
-        self._whole = weakref.ref(value) if has_graph else None
-
-    @property
-    def value(self) -> Any:
-        whole = None if self._whole is None else self._whole()
-        return self._value if whole is None else whole
 
 
 class Unchanged:
-    """The parameters and arguments of a call, of which no copy is kept: once they have changed, it cannot be made
-    again."""
+    """The parameters and arguments of a call: once they have changed, it cannot be made again. Copies are kept only of
+    the arguments of a module that changes them, and at its first call."""
 
-    def __init__(self, group: Group, module: nn.Module, arguments: Any) -> None:
-        self._group, self._name = group, type(module).__name__
-        tensors = (*parameters_in(module), *tree.leaves(arguments))
-        self._versions = [(t, _version(t)) for t in tensors if isinstance(t, torch.Tensor)]
+    def __init__(self, redo: Redo, module: nn.Module, arguments: Any) -> None:
+        self._group, self._name = redo.group, type(module).__name__
+        given = [leaf for leaf in tree.leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        may_change = filter(_is_plain, given) if redo.may_change(module) else ()
+        self._copies = {id(leaf): (leaf, leaf.clone()) for leaf in may_change}
+        tensors = (*parameters_in(module), *(leaf for leaf in given if id(leaf) not in self._copies))
+        self._versions = [(t, _version(t)) for t in tensors]
 
     def then(self, put_back: Callable[[], None]) -> None:
         """Calls `put_back`, or ends the run."""
+        self.check()
+        for tensor, before in self._copies.values():
+            put_numbers(tensor, before)
+        put_back()
+
+    def check(self) -> None:
         if any(_version(tensor) != version for tensor, version in self._versions):
             what = f"a call of {self._name} whose parameters or arguments have changed since"
             raise self._group.ending.carry(lost_at(what))
-        put_back()
+
+    def copied(self, leaf: Any) -> Any:
+        """An argument as it was, which the call may change: the script's own may be saved in the script's graph."""
+        return self._copies[id(leaf)][1].clone() if id(leaf) in self._copies else leaf
 
 
 class Autocast:
@@ -130,8 +87,8 @@ class Call:
         self.given: list[torch.Tensor] = []  # arguments that need gradients
         self._lent: list[torch.Tensor] = []  # … and what the call gets in their place
         self._arguments = tree.replace((args, kwargs), self._lend)
-        self._state, self._autocast = ModuleState(module), Autocast()
-        self._unchanged = Unchanged(redo.group, module, self._arguments)
+        self._state, self._autocast = State(module), Autocast()
+        self._unchanged = Unchanged(redo, module, self._arguments)
         self._inner: list[torch.Tensor] = []  # what the call returned or left in attributes, with its own graph
         self._generation = -1  # of the group that has computed them; -1: their graph is spent
 
@@ -146,7 +103,7 @@ class Call:
 
     def make(self) -> Any:
         """The output. Its tensors that need gradients lead to this call, and so do those that it left in attributes."""
-        output, left = self._computed(partial(self._unchanged.then, self._state.put_back))
+        output, left = self._computed(self._again)
         if self._inner and not any(t.grad_fn is not None and t.retains_grad for t in self._inner):
             name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
             portal = crossings.named(_Portal, name) if name else _Portal
@@ -156,14 +113,21 @@ class Call:
                 attributes[place] = next(shown)
         return self._own.adopt(output) if isinstance(output, Told) else output
 
+    def _again(self) -> None:
+        self._unchanged.then(self._state.put_back)
+        self._generation = self._redo.group.generation
+
     def _computed(self, again: Callable[[], None] | None) -> tuple[Any, list[tuple[dict[str, Any], str]]]:
         """The output, with what the call did to its arguments' containers; and where it left tensors in attributes."""
-        args, kwargs = tree.replace(self._arguments, lambda leaf: leaf)  # containers of its own, each time
+        # Containers of its own, each time.
+        own: Callable[[Any], Any] = (lambda leaf: leaf) if again is not None else self._unchanged.copied
+        args, kwargs = tree.replace(self._arguments, own)
+        # A call that is computed in parts goes on with the next group: the parts before are the earlier one's.
+        self._generation = self._redo.group.generation
         output = Containers((args, kwargs)).told(self._compute(self._module, args, kwargs, again))
         left = self._state.new_tensors()
         self._inner = [leaf for leaf in tree.leaves(output) if _has_graph(leaf)]
         self._inner += [attributes[name] for attributes, name in left]
-        self._generation = self._redo.group.generation
         self._redo.meet(self._module, self._inner)
         return output, left
 
@@ -190,9 +154,10 @@ class Call:
         thread of autograd."""
         if self._generation == self._redo.group.generation or (self._generation < 0 and not self._redo.again):
             return
-        now = ModuleState(self._module)
-        self._unchanged.then(self._state.put_back)
+        now = State(self._module)
         try:
+            self._unchanged.check()
+            self._state.put_back()
             with torch.enable_grad(), self._autocast(), self._redo.inside():
                 self._computed(None)
         finally:
@@ -207,6 +172,7 @@ class Redo:
         self.group, self.inside = group, inside
         self.retain = False  # the backward under way leaves its graph
         self.again = False  # the backward under way is made again
+        self._changing: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         # Tensors that a module uses and does not hold, found at its first call.
         self._strays: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
@@ -215,11 +181,19 @@ class Redo:
         by another group."""
         if torch.is_grad_enabled():
             return Call(self, compute, module, args, kwargs).make()
-        state, unchanged = ModuleState(module), Unchanged(self.group, module, (args, kwargs))
+        state, unchanged = State(module), Unchanged(self, module, (args, kwargs))
         return compute(module, args, kwargs, partial(unchanged.then, state.put_back))
 
-    def note_change(self, argument: torch.Tensor) -> None:
-        """A call has changed its argument, unseen by autograd: it cannot be made again from it."""
+    def may_change(self, module: nn.Module) -> bool:
+        """Whether a call of the module may change its arguments: it has done so before, or was not called yet."""
+        known = self._changing.get(module)
+        self._changing.setdefault(module, False)
+        return known is not False
+
+    def note_change(self, module: nn.Module, argument: torch.Tensor) -> None:
+        """A call has changed its argument, unseen by autograd: it cannot be made again from it, and of the next call's
+        arguments copies are kept."""
+        self._changing[module] = True
         changed: Any = argument
         changed._paceline_changes = getattr(changed, "_paceline_changes", 0) + 1
 
@@ -297,6 +271,10 @@ class _Portal(Function):
 
 def _version(tensor: torch.Tensor) -> tuple[int, int]:
     return 0 if tensor.is_inference() else tensor._version, getattr(tensor, "_paceline_changes", 0)
+
+
+def _is_plain(leaf: torch.Tensor) -> bool:
+    return leaf.layout is torch.strided and not leaf.requires_grad
 
 
 def _nodes(tensors: list[torch.Tensor]) -> Iterator[Any]:

@@ -90,6 +90,7 @@ class Sharded(Mirrored):
         self._undo = [
             hidden_group.hide(),
             patch(torch.autograd, "grad", self._asking(torch.autograd.grad)),
+            patch(torch.autograd, "backward", self._going_back(torch.autograd.backward)),
         ]
         after_import("safetensors.torch", self._save_whole)
 
@@ -333,6 +334,16 @@ class Sharded(Mirrored):
             return plain(outputs, asked, *args, **kwargs)
 
         return self.stage.guarded(grad)
+
+    def _going_back(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.autograd.backward, which FSDP2 cannot follow where it is a part of a model's own call."""
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if self._units and (self.stage.depth or self._running):
+                raise self.stage.no_whole_weights("calls backward inside a model's own call")
+            plain(*args, **kwargs)
+
+        return self.stage.guarded(backward)
 
     def _refusal(self, what: str, kind: str) -> ScriptError:
         from paceline.strategies.shards.units import refusal

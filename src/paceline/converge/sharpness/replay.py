@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.script import rng, tree
-from paceline.script.proof import surroundings
-from paceline.script.proof.reach import Reach
-from paceline.script.redo import ModuleState
+from paceline.script.proof.surroundings import State
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import current_function_mode, is_compiled, parameters_in
 
@@ -290,15 +288,13 @@ class Replay:
 @contextmanager
 def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
     """Puts back what calls of the models change, and drops what they print."""
-    undo: list[Callable[[], None]] = []
-    for model in models:
-        undo += [ModuleState(model).put_back, surroundings.keep(model, Reach(model), attributes=True)]
+    states = [State(model) for model in models]
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.enable_grad():
             yield
     finally:
-        for put_back in reversed(undo):
-            put_back()
+        for state in reversed(states):
+            state.put_back()
 
 
 def _is_called_from(module: str) -> bool:

@@ -254,12 +254,13 @@ class Proof:
         """What the module does with these arguments, which it may change."""
         with trial.alone(module) as (copied, _, told, reach), self._draws.rehearsal():
             prepare(copied)
-            before, held = surroundings.look(copied, reach)
+            before = surroundings.look(copied, reach)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
-            samples = [*tensors, *parameters_in(copied), *copied.buffers(), *held.values()]
+            samples = [*tensors, *parameters_in(copied), *copied.buffers(), *before.tensors.values()]
             with saving(), Steps(self._draws, samples) as steps:
                 output = plain(copied, *given[0], **given[1])
-            steps.end(output, surroundings.changes(before, surroundings.look(copied, reach)[0]), told())
+            now = surroundings.look(copied, reach)
+            steps.end(output, surroundings.changes(before.values, now.values), told())
         return steps
 
 

@@ -25,7 +25,7 @@ CODE = (
     *(type, nn.Module, torch.Tensor, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
     *(types.MethodType, functools.partial, torch.jit.ScriptFunction),
 )
-CLOSED = ("torch.utils.data", "builtins", "types", "_", "paceline.")  # modules whose objects are not looked into
+CLOSED = ("torch.utils.data", "builtins", "_", "paceline.")  # modules whose objects are not looked into
 Holder = Any  # a dictionary of variables or attributes, a class, an object with slots, or a cell of a closure
 
 

@@ -1,78 +1,273 @@
-"""Python values that a call may change besides the attributes of its modules: variables of the script, what hooks keep,
-attributes of classes. They are kept before a trial and put back after it; and compared between trials, since what a
-call leaves must not depend on the number of rows."""
+"""What a call may change besides its output: attributes of its modules, variables of the script, what hooks keep,
+attributes of classes and of objects, containers, iterators, random generators. One walk finds all of it. It is kept
+before a call that may be undone, and put back; and compared between trials, since what a call leaves must not depend on
+the number of rows."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import pickle
+import random
+import weakref
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from paceline.script import rng, streams
 from paceline.script.proof.reach import Holder, Reach, get, holder_of, is_object, items, put, variables
 from paceline.script.proof.reach import attributes as of_modules
 from paceline.script.slicing import side_effects
+from paceline.torch_private import uncompiled
 
 PLAIN = (str, int, float, bool, bytes, type(None), complex)
 DEPTH = 5
 MANY = 2000  # items of a container that are looked at
-LARGE = 1 << 20  # bytes of an array that is kept
+LARGE = 1 << 20  # bytes of an array or a tensor that is kept
+ALL = 32 * LARGE  # … and of all of them
 ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(range(0))))
-LOOKED_AT: tuple[type, ...] = (*PLAIN, *ITERATORS, list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
+GENERATORS: tuple[type, ...] = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+LOOKED_AT: tuple[type, ...] = (*PLAIN, *ITERATORS, *GENERATORS, list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
+NUMBERS = frozenset(PLAIN)
+CLOSED: tuple[type, ...] = (*PLAIN, torch.Tensor, *GENERATORS)
+NOT_STATE = ("_parameters", "_buffers", "_modules")
 
 
-def keep(module: nn.Module, reach: Reach, *, attributes: bool = False) -> Callable[[], None]:
-    """Returns a function that puts the present values back. `attributes`: also what containers in attributes of the
-    module hold."""
-    found: dict[int, tuple[Any, Any]] = {}
-    kept = [(holder, name, value, _copied(value)) for _, holder, name, value in _variables(module, reach)]
-    for _, _, value, _ in kept:
-        _keep(value, found, DEPTH)
-    for function in reach.functions:
-        _keep([*(function.__defaults__ or ()), vars(function)], found, DEPTH)
-    for _, _, _, value in of_modules(module) if attributes else ():
-        _keep(value, found, DEPTH)
+class Spot(NamedTuple):
+    """A value; where it is, for a person; who holds it, under which name."""
 
-    def put_back() -> None:
-        for container, before in found.values():
-            _put(container, before)
-        for holder, name, value, as_it_was in kept:
-            if isinstance(value, ITERATORS):
-                if value.__reduce__() != as_it_was.__reduce__():
-                    put(holder, name, as_it_was)
-            elif get(holder, name) is not value and (isinstance(value, PLAIN) or not isinstance(holder, dict)):
-                put(holder, name, value)
-
-    return put_back
+    where: tuple[Any, ...]
+    holder: Holder
+    name: Any
+    value: Any
 
 
-def look(module: nn.Module, reach: Reach) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
-    """In reach of the module, by where they are: all plain values (of containers also their sizes), and all tensors
-    that are no parameters and no buffers."""
-    values: dict[Any, Any] = {}
-    tensors: dict[Any, torch.Tensor] = {}
+def _variables(module: nn.Module, reach: Reach) -> Iterator[Spot]:
+    for path, holder, name, value in variables(module, reach):
+        if isinstance(value, LOOKED_AT) or is_object(value):
+            yield Spot((path, name), holder, name, value)
+
+
+def _attributes(module: nn.Module) -> Iterator[Spot]:
+    return (Spot((path, name), vars(m), name, value) for path, m, name, value in of_modules(module))
+
+
+def _walk(spots: Iterable[Spot], *, plain: bool) -> Iterator[Spot]:
+    """These and all that lies in their values, each container and each object once. `plain`: also numbers and texts
+    that lie in others."""
     seen: set[int] = set()
-    for path, m in module.named_modules():
-        values[path, "training"] = m.training
-    for path, _, name, value in of_modules(module):
-        _list((path, name), value, values, tensors, seen, DEPTH)
-    for path, _, name, value in _variables(module, reach):
-        _list((path, name), value, values, tensors, seen, DEPTH)
-    return values, tensors
+    todo = deque((spot, DEPTH) for spot in spots)
+    while todo:
+        spot, depth = todo.popleft()
+        yield spot
+        value = holder = spot.value
+        if not depth or type(value) in NUMBERS or id(value) in seen or isinstance(value, CLOSED):
+            continue
+        seen.add(id(value))
+        inside: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            inside = list(dict.items(value))[:MANY]
+        elif isinstance(value, (list, tuple, deque)):
+            inside = enumerate(list(value)[-MANY:])
+        if is_object(value):  # also a dictionary of the script's own class
+            holder = holder_of(value)
+            inside = [*inside, *items(holder)]
+        for key, inner in inside:
+            is_plain = type(inner) in NUMBERS
+            if is_plain and not plain:
+                continue
+            told = key if type(key) in NUMBERS else type(key).__name__
+            found = Spot((*spot.where, told), holder, key, inner)
+            if is_plain:
+                yield found
+            else:
+                todo.append((found, depth - 1))
 
 
-def _variables(module: nn.Module, reach: Reach) -> Iterator[tuple[str | None, Holder, str, Any]]:
-    found = variables(module, reach)
-    return (one for one in found if isinstance(one[-1], LOOKED_AT) or is_object(one[-1]))
+class State:
+    """What a call of a module may change, as it is when this is made."""
+
+    def __init__(self, module: nn.Module, reach: Reach | None = None, *, attributes: bool = True) -> None:
+        """`attributes`: also those of the module and its children, and their buffers."""
+        subject = uncompiled(module)
+        reach = reach or Reach(subject)
+        self._streams = rng.snapshot()
+        self._contents: dict[int, tuple[Any, Any]] = {}  # of containers and objects
+        self._numbers: dict[int, tuple[Any, Any]] = {}  # of arrays and tensors
+        self._generators: dict[int, tuple[Any, Any]] = {}
+        self._iterators: dict[int, tuple[Any, Any]] = {}
+        self._modules: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._room = ALL
+        spots = list(_variables(subject, reach))
+        self._spots = [(spot, _weak(spot.value)) for spot in spots]
+        self._spots = [(spot._replace(value=None), kept) for spot, kept in self._spots]
+        idle = [spot for spot in spots if spot.where[0] is None and spot.name not in reach.names]
+        named = [spot for spot in spots if spot.where[0] is not None or spot.name in reach.names]
+        for function in reach.functions:
+            named += [Spot((), None, "", value) for value in (*(function.__defaults__ or ()), vars(function))]
+        for m in subject.modules() if attributes else ():
+            self._modules.append((vars(m), {n: _weak(v) for n, v in vars(m).items() if n not in NOT_STATE}))
+            self._contents[id(m._buffers)] = m._buffers, dict(m._buffers)
+            self._numbers.update((id(b), (b, b.clone())) for b in m._buffers.values() if b is not None)
+        for spot in _walk([*named, *(_attributes(subject) if attributes else ())], plain=False):
+            self._keep(spot.value)
+            self._keep_numbers(spot.value)
+        for spot in _walk(
+            idle, plain=False
+        ):  # no code names these: a call may change them through an object, but no numbers
+            self._keep(spot.value)
+
+    def _keep(self, value: Any) -> None:
+        if type(value) in NUMBERS:
+            return
+        if isinstance(value, ITERATORS):
+            self._iterators[id(value)] = value, copy.copy(value)
+        elif isinstance(value, GENERATORS):
+            if not isinstance(value, random.SystemRandom):  # has no state
+                self._generators[id(value)] = value, streams.state_of(value)
+        elif isinstance(value, (list, dict, set, deque)) and len(value) <= side_effects.MOST:
+            self._contents.setdefault(id(value), (value, _content(value)))
+        if is_object(value):
+            holder = holder_of(value)
+            self._contents.setdefault(id(holder), (holder, {name: _weak(inner) for name, inner in items(holder)}))
+
+    def _keep_numbers(self, value: Any) -> None:
+        if id(value) in self._numbers or not isinstance(value, (np.ndarray, torch.Tensor)):
+            return
+        if isinstance(value, np.ndarray):
+            is_kept = not value.dtype.hasobject
+        else:  # parameters are compared by their versions
+            is_kept = type(value) is torch.Tensor and not (value.requires_grad or value.is_meta)
+            is_kept = is_kept and value.layout is torch.strided
+        if is_kept and value.nbytes <= min(LARGE, self._room):
+            self._room -= value.nbytes
+            self._numbers[id(value)] = value, value.copy() if isinstance(value, np.ndarray) else value.clone()
+
+    def new_tensors(self) -> list[tuple[dict[str, Any], str]]:
+        """Where a call has left tensors that need gradients: the attributes of a module, and a name."""
+        return [
+            (now, name)
+            for now, before in self._modules
+            for name, value in now.items()
+            if isinstance(value, torch.Tensor) and value.requires_grad and not isinstance(value, nn.Parameter)
+            if name not in before or _strong(before[name]) is not value
+        ]
+
+    def put_back(self) -> None:
+        rng.restore(self._streams)
+        for generator, state in self._generators.values():
+            streams.set_state(generator, state)
+        for numbers, before in self._numbers.values():
+            put_numbers(numbers, before)
+        moved = [kept for kept in self._iterators.values() if kept[0].__reduce__() != kept[1].__reduce__()]
+        anew = {id(iterator): copy.copy(before) for iterator, before in moved}
+
+        def value_of(kept: Any) -> Any:
+            value = _strong(kept)
+            return anew.get(id(value), value)
+
+        for container, content in self._contents.values():
+            _put(container, content, value_of)
+        for now, attributes in self._modules:
+            for name in [name for name in now if name not in attributes and name not in NOT_STATE]:
+                del now[name]
+            now.update((name, value_of(kept)) for name, kept in attributes.items())
+        for spot, kept in self._spots:
+            if get(spot.holder, spot.name) is not (value := value_of(kept)):
+                put(spot.holder, spot.name, value)
 
 
-def _copied(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, ITERATORS) else None
+class _Graph:
+    """A tensor with a graph: only its numbers, once nobody else has it. The graph of one call must not keep that of the
+    call before."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.numbers, self.whole = value.detach(), weakref.ref(value)
+
+
+def _weak(value: Any) -> Any:
+    return _Graph(value) if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+
+
+def _strong(kept: Any) -> Any:
+    if not isinstance(kept, _Graph):
+        return kept
+    whole = kept.whole()
+    return kept.numbers if whole is None else whole
+
+
+def _content(container: Any) -> Any:
+    """A plain copy, whatever the class."""
+    if isinstance(container, dict):
+        return {key: _weak(value) for key, value in dict.items(container)}
+    if isinstance(container, set):
+        return set(container)
+    return [*itertools.islice(container, max(0, len(container) - MANY)), *map(_weak, list(container)[-MANY:])]
+
+
+def _put(container: Any, content: Any, value_of: Callable[[Any], Any]) -> None:
+    if isinstance(container, set):
+        if container != content:
+            container.clear()
+            container.update(content)
+    elif isinstance(container, (list, deque)):
+        before = list(map(value_of, content))
+        if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
+            container.clear()
+            container.extend(before)
+    else:
+        held, now = {name: value_of(kept) for name, kept in content.items()}, dict(items(container))
+        if list(now) != list(held) or any(now[name] is not value for name, value in held.items()):
+            if isinstance(container, dict):
+                dict.clear(container)
+            for name, value in held.items():
+                put(container, name, value)
+
+
+@torch.no_grad()
+def put_numbers(numbers: Any, before: Any) -> None:
+    """Gives an array or a tensor these numbers, unseen by autograd."""
+    if isinstance(numbers, np.ndarray):
+        if not np.array_equal(numbers, before):
+            numbers[...] = before
+    elif not torch.equal(numbers, before):
+        # cuDNN's batch norm saves its running statistics, which have not changed since its call.
+        numbers.data.copy_(before)
+
+
+class Look(NamedTuple):
+    """What a call can reach, by where it is: all plain values (of containers also their sizes), and all tensors that
+    are no parameters and no buffers. And Python's and numpy's generators."""
+
+    values: dict[Any, Any]
+    tensors: dict[Any, torch.Tensor]
+    generators: list[Any]
+
+    def digest(self) -> int:
+        """A checksum of the present states of the generators."""
+        return zlib.crc32(b"".join(map(pickle.dumps, self.generators)))
+
+
+def look(module: nn.Module, reach: Reach) -> Look:
+    found = Look({(path, "training"): m.training for path, m in module.named_modules()}, {}, [])
+    for where, _, _, value in _walk(itertools.chain(_attributes(module), _variables(module, reach)), plain=True):
+        if type(value) in NUMBERS:
+            found.values[where] = value
+        elif type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
+            found.tensors[where] = value
+        elif isinstance(value, (np.ndarray, np.generic)):
+            is_small = value.nbytes <= LARGE and value.dtype != object
+            found.values[where] = value.tobytes() if is_small else value.shape
+        elif isinstance(value, (list, tuple, dict, set, deque)):
+            found.values[(*where, "len")] = len(value)
+        elif isinstance(value, GENERATORS) and not isinstance(value, (torch.Generator, random.SystemRandom)):
+            found.generators.append(value)
+    return found
 
 
 def changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, Any]:
@@ -99,81 +294,3 @@ def name_of(where: Any) -> str:
     """A place, for a person."""
     path, name, *_ = where
     return f"{path}.{name}".lstrip(".") if path else str(name)
-
-
-def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        yield from list(value.items())[:MANY]
-    elif isinstance(value, (list, tuple, deque)):
-        yield from enumerate(list(value)[-MANY:])
-    elif is_object(value):
-        yield from items(holder_of(value))
-
-
-def _keep(held: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
-    if not depth or id(held) in found or isinstance(held, (*PLAIN, torch.Tensor)):
-        return
-    if isinstance(held, np.ndarray) and held.nbytes <= LARGE:
-        found[id(held)] = (held, held.copy())
-    elif isinstance(held, (list, dict, set, deque)) and len(held) <= side_effects.MOST:
-        found[id(held)] = (held, _content(held))
-    if is_object(held):  # also a dictionary of the script's own class
-        holder = holder_of(held)
-        found[id(holder)] = (holder, dict(items(holder)))
-        for _, inner in items(holder):
-            _keep(inner, found, depth - 1)
-    for _, inner in _inside(held):
-        _keep(inner, found, depth - 1)
-
-
-def _content(container: Any) -> Any:
-    """A plain copy, whatever the class."""
-    kind = next(kind for kind in (dict, set, list, deque) if isinstance(container, kind))
-    return dict(dict.items(container)) if kind is dict else kind(container)
-
-
-def _put(container: Any, before: Any) -> None:
-    if isinstance(container, np.ndarray):
-        if not np.array_equal(container, before):
-            container[...] = before
-    elif isinstance(container, (list, deque)):
-        if len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
-            container.clear()
-            container.extend(before)
-    elif isinstance(container, set):
-        if container != before:
-            container.clear()
-            container.update(before)
-    elif not _has_same(dict(items(container)), before):
-        if isinstance(container, dict):
-            container.clear()
-        for name, value in before.items():
-            put(container, name, value)
-
-
-def _has_same(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
-    return len(one) == len(other) and all(key in one and one[key] is value for key, value in other.items())
-
-
-def _list(
-    where: Any, value: Any, values: dict[Any, Any], tensors: dict[Any, torch.Tensor], seen: set[int], depth: int
-) -> None:
-    if type(value) in PLAIN:
-        values[where] = value
-        return
-    if type(value) in (torch.Tensor, nn.Parameter):  # no sharded output, which would be gathered
-        tensors[where] = value
-    if isinstance(value, torch.Tensor) or not depth or id(value) in seen:
-        return
-    if isinstance(value, (np.ndarray, np.generic)):
-        values[where] = value.tobytes() if value.nbytes <= LARGE and value.dtype != object else value.shape
-        return
-    if isinstance(value, (dict, list, tuple, set, deque)):
-        seen.add(id(value))
-        values[(*where, "len")] = len(value)
-        if isinstance(value, set):
-            return
-    for key, inner in _inside(value):
-        seen.add(id(value))
-        told = key if type(key) in PLAIN else type(key).__name__
-        _list((*where, told), inner, values, tensors, seen, depth - 1)

@@ -24,7 +24,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
-from paceline.script.draws.generators import Generators
 from paceline.script.draws.rows import Drawn, Draws
 from paceline.script.proof import surroundings
 from paceline.script.proof.reach import Reach
@@ -98,17 +97,16 @@ def run(
         traced.weights = [recorder.number(t) for t in (*parameters_in(copied), *copied.buffers()) if not is_lazy(t)]
         leaves = tree.leaves(given)
         traced.given = [recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        attributes, generators = side_effects.look(copied), Generators(copied, reach)
-        memory, before_call = surroundings.look(copied, reach)
+        attributes, seen = side_effects.look(copied), surroundings.look(copied, reach)
         weights = {name: recorder.number(p) for name, p in named.items() if not is_lazy(p)}
-        before, python = (generators.digest(), _numpy_position()), rng.python_digest()
+        before, python = (seen.digest(), _numpy_position()), rng.python_digest()
         numpy_draws = draws.numpy_draws
         containers = Containers(given)
-        held = {where: recorder.number(tensor) for where, tensor in before_call.items()}
-        traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in before_call.items()]
+        held = {where: recorder.number(tensor) for where, tensor in seen.tensors.items()}
+        traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in seen.tensors.items()]
         with draws.rehearsal(part, expected) as at, reads_noted(recorder), recorder:
             output = containers.told(plain(copied, *given[0], **given[1]))
-        drew = (generators.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
+        drew = (seen.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
         if not draws.own and (drew or rng.python_digest() != python):
             raise CannotTry("it draws random numbers one by one (Python's random, numpy's generators)")
         traced.forward, recorder.ops = recorder.ops, []
@@ -121,8 +119,8 @@ def run(
         traced.states = side_effects.changed(copied, attributes)
         traced.state_numbers = {p: recorder.number(v) for p, v in traced.states.items() if isinstance(v, torch.Tensor)}
         states = {id(value) for value in traced.states.values()}
-        values, tensors = surroundings.look(copied, reach)
-        for where, tensor in tensors.items():
+        now = surroundings.look(copied, reach)
+        for where, tensor in now.tensors.items():
             if id(tensor) not in states and held.get(where) != recorder.number(tensor):
                 traced.kept[surroundings.name_of(where)] = recorder.number(tensor)
         traced.buffers = {
@@ -134,7 +132,7 @@ def run(
         for name, parameter in copied.named_parameters():
             if not is_lazy(parameter) and weights.get(name) != recorder.number(parameter):
                 traced.kept[f"the parameter {name}"] = recorder.number(parameter)
-        traced.memory = surroundings.changes(memory, values)
+        traced.memory = surroundings.changes(seen.values, now.values)
         if torch.is_grad_enabled():
             _go_back(traced, recorder, named, leaves)
         traced.told = told()
@@ -201,9 +199,8 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
     if pyro is not None and pyro.am_i_wrapped():
         raise CannotTry("it is called inside a handler of Pyro, which would take trial calls for the script's")
     reach = Reach(module)
-    streams = rng.snapshot()
     kept = [(p, p.data) for p in parameters_in(module) if not is_lazy(p) and not is_dtensor(p)]
-    put_back, generators = surroundings.keep(module, reach), Generators(module, reach)
+    state = surroundings.State(module, reach, attributes=False)
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would keep casts of the copy's weights
     log = logging.Logger.callHandlers
@@ -227,12 +224,10 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
     finally:
         logging.Logger.callHandlers = log  # type: ignore[method-assign]
         torch.set_autocast_cache_enabled(caching)
-        put_back()
-        generators.restore()
+        state.put_back()
         for parameter, data in kept:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
-        rng.restore(streams)
 
 
 @contextlib.contextmanager

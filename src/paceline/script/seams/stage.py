@@ -41,9 +41,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.comm.call_site import script_line
 from paceline.comm.ending import Ending
 from paceline.comm.group import Group
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.rows.gradients import kept_in, own_of, whole_of
 from paceline.script.rows.tensor import make_plain
@@ -54,7 +55,7 @@ from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
 from paceline.script.views import Views
 from paceline.settings import RunSettings
-from paceline.torch_private import is_transformed, parameters_in
+from paceline.torch_private import is_gathered_for_call, is_transformed, parameters_in
 
 SEAMS = (
     "on_optimizer",
@@ -289,6 +290,9 @@ class Stage:
 
     def gradients(self, plain: Callable[..., Any], outputs: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
         """An outermost `torch.autograd.grad`. Only with several workers."""
+        asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if self.backward_depth and not self.strategy.whole_models and any(map(_is_weight, asked)):
+            raise self.ending.carry(self.no_whole_weights("asks for gradients of weights inside a backward"))
         if self.rows.world == 1:
             return plain(outputs, inputs, *args, **kwargs)
         crossed = self.rows.crossed
@@ -296,11 +300,17 @@ class Stage:
         if self.views.redo is not None:
             self.views.redo.refuse("torch.autograd.grad")
         make_plain(outputs)
-        asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         found = self.together.do(self._ask_for, plain, outputs, asked, args, kwargs)
         if any(tensor.is_leaf for tensor in asked):
             self._splits.count(self.rows.crossed > crossed)  # counts like a backward in the check that work was split
         return found
+
+    def no_whole_weights(self, what: str) -> ScriptError:
+        """The refusal of what needs weights that no worker holds whole at that moment."""
+        return ScriptError(
+            f"{script_line()} {what}, and under --strategy {self.strategy.name} no worker holds whole weights there.",
+            advice="Use --strategy mirrored.",
+        )
 
     def _ask_for(self, plain: Callable[..., Any], outputs: Any, asked: Any, args: Any, kwargs: Any) -> Any:
         found = plain(outputs, tuple(map(own_of, asked)), *args, **kwargs)
@@ -389,6 +399,10 @@ class Stage:
             if self.strategy.lockstep and self.rows.world < self.group.world:
                 self.group.gather_vectors(torch.zeros(1, device="cpu"), "the end of the script")
         self.emit("on_end")
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or is_gathered_for_call(tensor)
 
 
 def call_site() -> int:

@@ -22,12 +22,11 @@ from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, tree
 from paceline.script.draws import compiled
 from paceline.script.draws.rows import AstrayError, Draws
-from paceline.script.proof import surroundings
 from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Proof
-from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import Names
-from paceline.script.redo import ModuleState, Redo
+from paceline.script.proof.surroundings import State
+from paceline.script.redo import Redo
 from paceline.script.rows import origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
@@ -266,7 +265,7 @@ class SlicedCalls:
         met = self.group.pulse.collectives
         for i in versions:
             if local[i]._version != versions[i] and not isinstance(leaves[i], Rows):
-                self._join_argument(leaves[i], local[i], *rows[i])
+                self._join_argument(module, leaves[i], local[i], *rows[i])
         for number in range(len(plan.states) + len(plan.buffers)):
             self._join_left(left, number, plan, split)
         whole = self._join(output, plan, split, local)
@@ -333,13 +332,15 @@ class SlicedCalls:
             self.group.pulse.notice(f"{told} Therefore {instead}.")
         self._told |= about
 
-    def _join_argument(self, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split) -> None:
+    def _join_argument(
+        self, module: nn.Module, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split
+    ) -> None:
         """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
         rows = local.narrow(dim, 0, split.mine)
         # `data`, because own rows, which backward may need, do not change here.
         whole.data.copy_(self.group.gather_rows(rows, dim, split.sizes, "an argument that the model changed"))
         if self.redo is not None:
-            self.redo.note_change(whole)
+            self.redo.note_change(module, whole)
 
     def _join_left(self, left: Unfinished, number: int, plan: SlicePlan, split: Split) -> None:
         """Combines the workers' pieces of a value left in an attribute, or of a change to a buffer."""
@@ -540,7 +541,7 @@ def _rows(leaves: list[Any], batch_dim: int) -> int:
 
 def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Callable[[], None]:
     """Returns a function that undoes what a call did."""
-    state, variables = ModuleState(module), surroundings.keep(module, Reach(module), attributes=True)
+    state = State(module)
 
     def put_back() -> None:
         if any(local[i]._version != version for i, version in versions.items()):
@@ -549,7 +550,6 @@ def _state(module: nn.Module, local: list[Any], versions: dict[int, int]) -> Cal
                 advice="Run it whole on every worker: --whole NAME",
             )
         state.put_back()
-        variables()
 
     return put_back
 

@@ -25,9 +25,8 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
-from paceline.script.draws.generators import Generators
 from paceline.script.draws.rows import Draws
-from paceline.script.proof import trial
+from paceline.script.proof import surroundings, trial
 from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import CannotTry, Names
 from paceline.script.slicing import side_effects
@@ -230,8 +229,8 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
     attributes = side_effects.look(module)
     buffers = {name: buffer.clone() for name, buffer in _buffers(module).items()}
     weights = {name: (p, p._version, p.data_ptr()) for name, p in module.named_parameters()}
-    generators = Generators(module, Reach(module))
-    streams, of_generators = rng.snapshot(), generators.digest()
+    before = surroundings.look(module, Reach(module))
+    streams, of_generators = rng.snapshot(), before.digest()
     handles = [inner.register_forward_pre_hook(note, with_kwargs=True) for inner in module.modules()]
     best: tuple[float, list[tuple[str, float, int]]] | None = None
     try:
@@ -262,7 +261,7 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
     for name, (parameter, version, address) in weights.items():
         if (parameter._version, parameter.data_ptr()) != (version, address):
             raise CannotCut(f"its forward changes the parameter {name}")
-    if generators.digest() != of_generators:
+    if before.digest() != of_generators:
         raise CannotCut("its forward draws from a generator of its own")
     end, calls = best
     total = end if by == "time" else parameters
