@@ -11,6 +11,7 @@ layers, 384 wide, 256 tokens, dropout 0.2, bf16: the character model that most p
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -76,7 +77,10 @@ def main() -> None:
 
         plain = steps(model, mine, args, is_compiled, nullcontext)
         remove = table.find(draws)
-        exact = steps(model, mine, args, is_compiled, call)
+        exact = steps(copy.deepcopy(model), mine, args, is_compiled, call)
+        assert bool(draws.met) == is_compiled  # the graph that was made is not the other side's
+        assert not draws.missed
+        assert not draws.told
         remove()
 
         def with_patches(exact: Callable[[], float] = exact) -> float:
@@ -100,7 +104,8 @@ def steps(
         begin = time.perf_counter()
         with inside(), torch.autocast(args.device, torch.bfloat16):
             y = forward(x)
-        y.float().square().mean().backward()
+            loss = y.float().square().mean()
+        loss.backward()
         if args.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - begin
