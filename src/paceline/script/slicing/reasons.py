@@ -36,7 +36,7 @@ def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | N
     found = f"{_names(given)[i]} has the shape {tuple(leaf.shape)}"
     if all(tensor.dim() == 1 for _, tensor in dense):
         return Unbatched(f"{describe(module)} gets vectors, which cannot be cut into samples: {found}.")
-    return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if 1 in leaf.shape[:2] else None
+    return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if leaf.shape[0] == 1 else None
 
 
 def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str) -> NotSplitError:

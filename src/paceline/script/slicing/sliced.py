@@ -190,7 +190,7 @@ class SlicedCalls:
                     compared=compared,
                 )
                 memory.return_freed()
-        if isinstance(known, NotSplitError) and _has_parts(module):
+        if (known is None or isinstance(known, NotSplitError)) and _has_parts(module):
             return begun
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
@@ -306,8 +306,8 @@ class SlicedCalls:
         except Exception:
             begun.forget()
             raise
-        assert isinstance(why, NotSplitError)
-        self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
+        if isinstance(why, NotSplitError):  # None: it gets no tensor, and makes those of its modules
+            self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
         if begun.again:
             begun.plans.pop(begun.kind, None)
         return output
