@@ -1,8 +1,8 @@
 """Writes one line per step to the record, and stops the script after the requested number of steps.
 
-A step ends with the step of the script's first optimizer; in a script that has none, with each backward. An optimizer that
-the script makes later takes over with its first step (the next fold, a resumed trainer), and so does one that steps twice
-while the present one rests; but one that steps beside several of these is the outer one, and stays.
+A step ends with the step of the script's first optimizer; in a script that has none, with each backward. An optimizer
+that the script makes later takes over with its first step (the next fold, a resumed trainer), and so does one that
+steps twice while the present one rests; but one that steps beside several of these is the outer one, and stays.
 """
 
 from __future__ import annotations

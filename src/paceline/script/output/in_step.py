@@ -68,7 +68,7 @@ class InStep:
     def written(self, full: str) -> None:
         """The script has written a file, or given it this name."""
         stage = self._stage
-        if os.getpid() != self._pid or stage.aside or stage.makes_samples() or are_real():
+        if sys.is_finalizing() or os.getpid() != self._pid or stage.aside or stage.makes_samples() or are_real():
             return
         slot = 1 + zlib.crc32(full.encode(errors="replace")) % (SLOTS - 1)
         for place in (slot, 0):

@@ -432,10 +432,7 @@ class SlicedCalls:
             self.guards.by_sizes.add(begun.module)
         else:
             self._failures[at] = self._failures.get(at, 0) + 1
-        refused = NotSplitError(
-            f"The module {name} is not computed in slices: {why}.",
-            advice=f"To run this module whole on every worker: --whole {name}",
-        )
+        refused = NotSplitError(f"The module {name} is not computed in slices: {why}.")
         begun.plans[begun.kind] = refused
         begun.again = self._failures.get(at, 0) < FAILURES
         begun.before = None if begun.again else refused
