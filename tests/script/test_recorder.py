@@ -107,6 +107,30 @@ def adversarial() -> None:
             optimizer.step()
 
 
+def folds() -> None:
+    """Two models of each fold, one after the other; the optimizers of the fold before live on."""
+    kept = []
+    for _ in range(2):
+        one, other = nn.Linear(2, 2), nn.Linear(2, 1)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (one, other)]
+        kept.append(optimizers)
+        for (x,) in DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4):
+            for optimizer in optimizers:
+                other(one(x)).mean().backward()
+                optimizer.step()
+
+
+def inner_loops() -> None:
+    """An optimizer for each task, made anew, and an outer one: from the second task on a step is the outer one's."""
+    model = nn.Linear(2, 1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in DataLoader(TensorDataset(torch.ones(12, 2)), batch_size=4):
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        for optimizer in (inner, inner, outer):
+            model(x).mean().backward()
+            optimizer.step()
+
+
 def evaluated_between() -> None:
     model, optimizer, loader = parts()
     for x, y in loader:
@@ -158,6 +182,11 @@ def test_samples_are_of_the_global_batch(
 
 def in_slices(group: Group, folder: Path, script: Script) -> list[Step]:
     return recorded(group, folder, script, sliced=True)
+
+
+@pytest.mark.parametrize(("script", "count"), [(folds, 4), (inner_loops, 6)], ids=["folds", "inner loops"])
+def test_an_optimizer_that_is_made_later_takes_over(tmp_path: Path, script: Script, count: int) -> None:
+    assert len(alone(tmp_path, script)) == count
 
 
 @pytest.mark.parametrize("script", [with_a_loader, accumulated_from_a_loader], ids=lambda s: s.__name__)

@@ -233,3 +233,38 @@ def test_tensors_are_found_in_attributes_of_objects_also_in_those_that_refer_to_
     assert cache.layers[1].keys.tolist() == [1, 1, 1]
     assert tree.structure(cache) == tree.structure(moved)
     assert tree.first_tensor(cache) is cache.layers[0].keys
+
+
+class Sized(dict[str, Any]):
+    """Like a TensorDict: checks that what it holds begins with its batch size."""
+
+    def __init__(self, batch_size: tuple[int, ...]) -> None:
+        super().__init__()
+        self._size = torch.Size(batch_size)
+
+    @property
+    def batch_size(self) -> torch.Size:
+        return self._size
+
+    @batch_size.setter
+    def batch_size(self, size: torch.Size) -> None:
+        assert all(value.shape[: len(size)] == size for value in self.values())
+        self._size = size
+
+    def empty(self) -> Sized:
+        return Sized(self._size)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        assert value.shape[: len(self._size)] == self._size
+        super().__setitem__(key, value)
+
+
+def test_a_container_with_a_batch_size_of_its_own_is_cut() -> None:
+    whole = Sized((6, 2))
+    whole["a"], whole["b"] = torch.arange(12).view(6, 2), torch.ones(6, 2, 3)
+    rows = tree.replace(whole, lambda leaf: leaf[1:4])
+    assert isinstance(rows, Sized)
+    assert rows.batch_size == (3, 2)
+    assert rows["a"].tolist() == [[2, 3], [4, 5], [6, 7]]
+    assert rows["b"].shape == (3, 2, 3)
+    assert whole.batch_size == (6, 2)

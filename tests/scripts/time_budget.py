@@ -1,6 +1,6 @@
 """Trains for a fraction of a second: workers that look at their own clocks would stop at different steps."""
 
-# test: agree-or-refused=every worker reads its own clock
+# test: agree=how far it comes depends on the machine
 import time
 
 import torch

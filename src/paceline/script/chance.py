@@ -8,6 +8,7 @@
       np.random.seed(x), random.Random(x),                libraries      compares x between workers afterwards
       torch.Generator().manual_seed(x)
     torch.Generator().seed()                              the script     seeds from the run's seed
+    time.time(), perf_counter() … that decide a branch    the script     rank 0's: see `clock`
 
 Libraries still get the operating system's randomness, because they need values that differ between processes: names of
 temporary files, keys of processes, ids. Only a call from the script's own files gets the same answer on every worker.
@@ -28,6 +29,7 @@ import secrets
 import sys
 import sysconfig
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -39,6 +41,7 @@ import numpy as np
 import torch
 
 from paceline.comm.call_site import script_line
+from paceline.script.seams import clock
 from paceline.script.seams.state import StageState
 
 PATIENCE = 10.0  # seconds that a worker waits for rank 0 to reach the same seeding call
@@ -86,7 +89,7 @@ class RandomSource:
 
     def agreed(self, value: Any) -> Any:
         """The value to use for a seed that the script sets. Notes the value for the comparison between workers."""
-        if not self._is_in_order():
+        if not self.is_in_order():
             return value
         if self._asked < SHARED and not self.stage.trained and isinstance(value, SEEDABLE):
             self._asked += 1
@@ -107,7 +110,7 @@ class RandomSource:
             return value
         return found if type(found) is type(value) else value
 
-    def _is_in_order(self) -> bool:
+    def is_in_order(self) -> bool:
         """Whether all workers reach this call in the same order: not in a thread or a child process of the script, not
         while a dataset loads samples of this worker only, not inside a model's call on a slice."""
         stage = self.stage
@@ -167,6 +170,9 @@ def install(new_seed: Callable[[], int]) -> list[Callable[[], None]]:
     for name in IDS:
         if hasattr(uuid, name):
             undo.append(_replace(uuid, name, _shared_for_script(getattr(uuid, name), _identifier(int(name[-1])))))
+    is_the_scripts = lambda file: kind_of(file) == "script"  # noqa: E731
+    for name, new in list(clock.agreed(_source.group, _source.is_in_order, is_the_scripts)):
+        undo.append(_replace(time, name, new))
     return undo
 
 

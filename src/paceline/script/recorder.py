@@ -1,12 +1,15 @@
 """Writes one line per step to the record, and stops the script after the requested number of steps.
 
-A step ends with the step of the script's first optimizer; in a script that has none, with each backward.
+A step ends with the step of the script's first optimizer; in a script that has none, with each backward. An optimizer
+that the script makes later takes over with its first step (the next fold, a resumed trainer), and so does one that
+steps twice while the present one rests; but one that steps beside several of these is the outer one, and stays.
 """
 
 from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -39,6 +42,12 @@ class Recorder:
         self.tracking: Tracking | None = None
         self.traced = False  # the step under way is under the profiler
         self._primary: Any = None  # the optimizer whose step ends a step
+        self._since = 0  # steps before it took over
+        self._reign = 0  # how many took over
+        self._is_settled = False
+        self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # optimizer → steps before it
+        # Optimizer → where it stepped beside the primary one: in whose reign, and after how many steps.
+        self._beside: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._losses = LossReader()
         self._loss: LossTicket | None = None  # of the last backward
         self._laps: deque[tuple[Lap, Any]] = deque()  # steps whose losses are not on the host yet
@@ -70,11 +79,22 @@ class Recorder:
         if not self.stage.has_optimizer:
             self._end_step()
 
+    def on_optimizer(self, optimizer: Any) -> None:
+        self._made[optimizer] = self.steps
+
     def after_step(self, optimizer: Any) -> None:
-        if self._primary is None:
-            self._primary = optimizer
+        if self._primary is None or (optimizer is not self._primary and self._takes_over(optimizer)):
+            self._primary, self._since, self._reign = optimizer, self.steps, self._reign + 1
         if optimizer is self._primary:
             self._end_step()
+
+    def _takes_over(self, optimizer: Any) -> bool:
+        if self._is_settled:
+            return False
+        before, now = self._beside.get(optimizer), (self._reign, self.steps)
+        self._beside[optimizer] = now
+        self._is_settled = before is not None and before[0] != now[0]
+        return self._is_settled or before == now or self._made.get(optimizer, 0) > self._since
 
     def on_end(self) -> None:
         self.write(wait=True)

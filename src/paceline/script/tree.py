@@ -179,6 +179,14 @@ def with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     if not isinstance(value, MutableMapping):
         return type(value)(items)  # type: ignore[call-arg]
     changed = copy.copy(value)
+    sized = getattr(value, "batch_size", None)
+    if isinstance(sized, torch.Size):  # a TensorDict: its items begin with these sizes, which may be others now
+        first = next((item for item in items.values() if len(getattr(item, "shape", ())) >= len(sized)), None)
+        changed = value.empty()  # type: ignore[attr-defined]
+        changed.batch_size = torch.Size(())
+        sized = sized if first is None else first.shape[: len(sized)]
     for key, item in items.items():
         changed[key] = item
+    if sized is not None and hasattr(changed, "batch_size"):
+        changed.batch_size = sized
     return changed

@@ -21,6 +21,7 @@ from paceline.record.writer import StepWriter, write_tuning
 from paceline.script import horovod_names, own_gpu, rng
 from paceline.script.notices import Notices
 from paceline.script.output import terminal
+from paceline.script.output.in_step import InStep
 from paceline.script.output.rank0 import Voice
 from paceline.script.output.tracking import Tracking
 from paceline.script.recorder import EnoughSteps, Recorder
@@ -90,9 +91,13 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
         from paceline.converge.sharpness.solution import SolutionMeter
 
         solution = SolutionMeter(stage, folder, run.sharpness)
-    if settings.rank and not stage.aside:
+    if group.world > 1 and not stage.aside:
         name = f"rank{settings.rank}"
-        Voice(stage, folder / "scratch" / name, Path(temporary) / name).install()
+        in_step = InStep(stage, folder / "scratch" / "written", is_first=not settings.rank)
+        if settings.rank:
+            Voice(stage, folder / "scratch" / name, Path(temporary) / name, in_step).install()
+        else:
+            in_step.install()
     terminal.install(group, {stream: size for stream, *size in settings.terminal}, alone=stage.aside)
     instrument.find(stage)
     if solution is not None:

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import builtins
 import functools
-import io
 import os
 import shutil
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.imports import holders
 from paceline.script.output import trackers, writers
+from paceline.script.output.in_step import InStep, replace_open
 from paceline.script.output.overlay import Listing, Overlay
 from paceline.script.output.real_files import are_real, real_files
 from paceline.script.output.takeover import make_real
@@ -40,9 +38,9 @@ HANDLES = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 class Voice:
     """The files of a rank other than 0."""
 
-    def __init__(self, stage: Stage, scratch: Path, spare: Path | None = None) -> None:
-        """`spare`: where its files go if the disk of `scratch` is full."""
-        self.stage = stage
+    def __init__(self, stage: Stage, scratch: Path, spare: Path | None = None, in_step: InStep | None = None) -> None:
+        """`spare`: where its files go if the disk of `scratch` is full. `in_step`: waits for rank 0's files."""
+        self.stage, self._in_step = stage, in_step
         self.overlay = Overlay(str(scratch), str(spare or ""))
         own = [os.path.join(folder, "") for folder in (scratch, spare) if folder is not None]
         self._not_ours = [*SYSTEM, *own, *(os.path.join(folder, "") for folder in cache_folders())]
@@ -53,9 +51,11 @@ class Voice:
     def install(self) -> None:
         """Patches open, save, rename, … for the rest of this process."""
         layer = self.overlay
-        self._replace_open(
-            self._for_script_paths(builtins.open, lambda file, mode="r", *a, **k: layer.open(file, mode, *a, **k))
-        )
+        replace_open(self._for_script_paths(builtins.open, self._opens))
+        for method in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
+            if (kept := getattr(method, "__defaults__", None)) and os.unlink in kept:
+                unlink = lambda path: os.unlink(path)  # noqa: E731 - looks os.unlink up at call time
+                method.__defaults__ = tuple(unlink if value is os.unlink else value for value in kept)
         self._replace("open", lambda path, flags, *a, mode=0o777: layer.descriptor(path, flags, *(a or (mode,))))
         self._replace("stat", lambda path, follow_symlinks=True: layer.stat(path, follow=follow_symlinks))
         self._replace("lstat", lambda path: layer.stat(path, follow=False))
@@ -150,20 +150,11 @@ class Voice:
     def _replace(self, name: str, new: Callable[..., Any]) -> None:
         setattr(os, name, self._for_script_paths(getattr(os, name), new))
 
-    def _replace_open(self, new: Callable[..., Any]) -> None:
-        """Replaces `open` also in modules that keep it under another name."""
-        plain = builtins.open
-        for module, name in holders(plain):
-            if module is not sys.modules["_io"]:
-                setattr(module, name, new)
-        builtins.open = io.open = new
-        numpys: Any = sys.modules.get("numpy.lib._datasource")
-        if numpys is not None:
-            numpys._file_openers._file_openers[None] = new
-        for method in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
-            if (kept := getattr(method, "__defaults__", None)) and os.unlink in kept:
-                unlink = lambda path: os.unlink(path)  # noqa: E731 - looks os.unlink up at call time
-                method.__defaults__ = tuple(unlink if value is os.unlink else value for value in kept)
+    def _opens(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if self._in_step is None or not set(mode) & set("wax+"):
+            return self.overlay.open(file, mode, *args, **kwargs)
+        own = self.overlay.changed(file, mode)
+        return self._in_step.open(own, os.path.abspath(os.fsdecode(file)), mode, *args, **kwargs)
 
     def _names(self, path: Any) -> list[Any]:
         return [entry.name for entry in self._entries(path)]
@@ -177,10 +168,10 @@ class Voice:
             source, target = self.ours(src), self.ours(dst)
             if any(value is not None for value in handles.values()) or not (source or target):
                 plain(src, dst, **handles)
-            elif source and target:
-                self.overlay.rename(src, dst)
             elif target:
-                self.overlay.move_in(src, dst)
+                (self.overlay.rename if source else self.overlay.move_in)(src, dst)
+                if self._in_step is not None:
+                    self._in_step.written(os.path.abspath(os.fsdecode(dst)))
             else:
                 self.overlay.move_out(src, dst)
 

@@ -42,7 +42,7 @@ def hooked(module: nn.Module) -> NotSplitError | None:
             return NotSplitError(
                 f"The module {told} has a hook on the backward of {name or told}, which needs the gradients of the "
                 "whole batch.",
-                advice=f"Remove the hook, or let every worker compute the module whole: --whole {told}",
+                advice="Remove the hook, or set it on fewer modules.",
             )
     return None
 

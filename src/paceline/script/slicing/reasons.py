@@ -36,12 +36,11 @@ def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | N
     found = f"{_names(given)[i]} has the shape {tuple(leaf.shape)}"
     if all(tensor.dim() == 1 for _, tensor in dense):
         return Unbatched(f"{describe(module)} gets vectors, which cannot be cut into samples: {found}.")
-    return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if 1 in leaf.shape[:2] else None
+    return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if leaf.shape[0] == 1 else None
 
 
 def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str) -> NotSplitError:
     """Why no way of cutting the arguments works, and the options that help."""
-    whole = f"To run this module whole on every worker: --whole {name_of(module)}"
     batch_leaf = ways[0][0]
     shape = tuple(leaves[batch_leaf].shape)
     tried = sorted({cuts[first] for first, cuts in ways if first == batch_leaf})
@@ -50,7 +49,7 @@ def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], w
     return NotSplitError(
         f"{describe(module)} is not computed in slices: {why.rstrip('.')}.\n"
         f"It was tried along {dims} of {_names(given)[batch_leaf]}, shape {shape}.",
-        advice=f"{other}To let every worker see only its own slice, as under DDP: --mod view=slice. {whole}",
+        advice=f"{other}To let every worker see only its own slice, as under DDP: --mod view=slice",
     )
 
 

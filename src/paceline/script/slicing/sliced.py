@@ -189,7 +189,7 @@ class SlicedCalls:
                     compared=compared,
                 )
                 memory.return_freed()
-        if isinstance(known, NotSplitError) and _has_parts(module):
+        if (known is None or isinstance(known, NotSplitError)) and _has_parts(module):
             return begun
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
@@ -305,8 +305,8 @@ class SlicedCalls:
         except Exception:
             begun.forget()
             raise
-        assert isinstance(why, NotSplitError)
-        self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
+        if isinstance(why, NotSplitError):  # None: it gets no tensor, and makes those of its modules
+            self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
         if begun.again:
             begun.plans.pop(begun.kind, None)
         return output
@@ -433,10 +433,7 @@ class SlicedCalls:
             self.guards.by_sizes.add(begun.module)
         else:
             self._failures[at] = self._failures.get(at, 0) + 1
-        refused = NotSplitError(
-            f"The module {name} is not computed in slices: {why}.",
-            advice=f"To run this module whole on every worker: --whole {name}",
-        )
+        refused = NotSplitError(f"The module {name} is not computed in slices: {why}.")
         begun.plans[begun.kind] = refused
         begun.again = self._failures.get(at, 0) < FAILURES
         begun.before = None if begun.again else refused
