@@ -38,7 +38,7 @@ def test_python_m_paceline_and_no_torch_in_this_process():
         "sys.argv = ['paceline', '--version']\n"
         "try: runpy.run_module('paceline', run_name='__main__')\n"
         "except SystemExit as end: assert not end.code\n"
-        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules, sorted(sys.modules)\n"
+        "assert 'torch' not in sys.modules, sorted(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import msgspec
@@ -221,14 +220,6 @@ def test_an_interrupt_between_two_trials(measured, paceline_, tmp_path):
     measured.raises = KeyboardInterrupt()
     assert paceline_("bandwidth")[0] == 130
     assert read_run(the_record(tmp_path)).outcome.interrupted  # type: ignore[union-attr]
-
-
-def test_without_matplotlib_there_are_no_plots_and_a_line_about_it(measured, paceline_, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, out, err = paceline_("bandwidth", "--json")
-    assert code == 0
-    assert "No plots" in err
-    assert json.loads(out)["plots"] == []
 
 
 def test_a_gpu_that_torch_cannot_use(measured, paceline_, monkeypatch):

@@ -13,6 +13,7 @@ from rich.console import Console
 from paceline.cli import prove
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.extras import need
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
@@ -116,6 +117,7 @@ def profile(
 ) -> None:
     """Traces a few steps and shows where their time goes: op by op, on host and device, and which lines wait."""
     session = Session.of(context, json=json)
+    need("view", "profile")
     console = stderr()
     if trace:
         if asked.script:
@@ -231,7 +233,7 @@ def _lost(outcome: Outcome, parent: Path) -> RecordError | None:
 
 def _read(what: Path | list[Path]) -> Profile:
     """Reads a record or traces. Imports polars here, because that import takes longer than most verbs."""
-    from paceline.advise import write_findings
+    from paceline.advise.finding import write_findings
     from paceline.advise.profile import summarize
     from paceline.tables.figures import keep_figures
     from paceline.tables.records import read_files, read_record

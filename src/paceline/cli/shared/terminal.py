@@ -101,8 +101,7 @@ def bar(width: float) -> str:
 
 
 def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
-    """Draws charts into the record and returns the file. None if there is no chart, or if matplotlib is missing, which
-    prints a line."""
+    """Draws charts into the record and returns the file. None if there is no chart, or if it cannot be written."""
     from paceline.charts.svg import write_svg
 
     if not charts:
@@ -111,10 +110,5 @@ def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
         write_svg(charts, path, title=Path(script).name)
     except OSError as error:
         stop(path, error)
-        return None
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        stderr().print("No plot: matplotlib is not installed. Type: pip install matplotlib", style="dim")
         return None
     return path
