@@ -15,7 +15,6 @@ def launched(monkeypatch, tmp_path) -> FakeLaunch:
     fake = FakeLaunch()
     FakeZygote.started = []
     monkeypatch.setattr(paceline.launch, "Zygote", FakeZygote)
-    monkeypatch.setattr("paceline.cli.shared.session.Zygote", FakeZygote)
     monkeypatch.setattr("paceline.cli.run.launch", fake)
     monkeypatch.setattr("paceline.trials.scale.series.launch", fake)
     monkeypatch.setattr("paceline.trials.core.bench.launch", fake)

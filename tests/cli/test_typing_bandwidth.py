@@ -104,7 +104,6 @@ def measured(monkeypatch, tmp_path) -> FakeMeasuring:
     gpus = tuple(Gpu(index=i, uuid=f"GPU-{i}", node=0, pcie_generation=4, pcie_width=16) for i in range(2))
     machine = Topology(devices=gpus, links=(Link(a=0, b=1, kind="NV2", gb_per_s=48.0, p2p=True),))
     monkeypatch.setattr(paceline.launch, "Zygote", FakeZygote)
-    monkeypatch.setattr("paceline.cli.shared.session.Zygote", FakeZygote)
     monkeypatch.setattr("paceline.trials.bandwidth.series.launch", fake)
     monkeypatch.setattr("paceline.cli.bandwidth.discover", lambda: Host(name="here", cores=cores, gpus=("0", "1")))
     monkeypatch.setattr("paceline.cli.bandwidth.survey", lambda: machine)

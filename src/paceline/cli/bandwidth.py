@@ -104,7 +104,6 @@ def bandwidth(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures bandwidth and latency between workers, between GPUs, and of each collective; flags slow links."""
     session, labels = Session.of(context, json=json), labels_of(name, tag or (), note)
     host = discover()
     number = trials.default_workers(host) if workers is None else workers

@@ -115,7 +115,6 @@ def profile(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Traces a few steps and shows where their time goes: op by op, on host and device, and which lines wait."""
     session = Session.of(context, json=json)
     need("view", "profile")
     console = stderr()

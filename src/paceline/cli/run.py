@@ -172,7 +172,6 @@ def run(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Runs an unmodified script on N workers, with the same numbers."""
     session = Session.of(context, json=json)
     labels = asked.labels()
     emulated = [] if emulate is None else [f"emulate={emulate}"]

@@ -100,7 +100,6 @@ def sweep(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures throughput by batch size, up to the largest batch that fits, and finds the knee of the curve."""
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),

@@ -123,7 +123,6 @@ def tune(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Finds the mods that make a script faster, measures the gain of each, and checks the losses."""
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),

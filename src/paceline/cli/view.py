@@ -137,7 +137,6 @@ def view(
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
 ) -> None:
-    """Shows records in a browser: dashboards, ops, kernels, timelines, results. Works offline."""
     session = Session.of(context, json=json)
     need("view", "view")
     from paceline.view.server.limits import ViewLimits

@@ -113,7 +113,6 @@ def list_them(
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
 ) -> None:
-    """Lists records, newest first; names, tags, notes, deletes and prunes them."""
     if context.invoked_subcommand is not None:
         context.meta["records"] = record
         return

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from paceline.charts.chart import Chart
 from paceline.record.phases import AT_SEAMS, CHECK, EVALUATION, PHASES
-from paceline.record.refuge import new_folder_somewhere
 from paceline.record.stopping import stop
 from paceline.units import percent, seconds
 
@@ -36,15 +35,6 @@ class TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         left = None if task.total is None or task.finished else task.time_remaining
         return Text("" if left is None else f"{seconds(left)} left")
-
-
-def open_folder(parent: Path, name: str, *, share: bool = False) -> Path:
-    """A new record's folder; in a temporary folder, with a warning, if this one's disk is full or read-only."""
-
-    def tell(text: str) -> None:
-        stderr().print(f"paceline: {text}", style="yellow", soft_wrap=True)
-
-    return new_folder_somewhere(parent, name, tell=tell, share=share)
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Progress:
