@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from paceline.cli.shared.told_figures import figures_document
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, RecordError, UsageError
-from paceline.launch import check, launch
+from paceline.launch import Event, Output, check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import Outcome
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from paceline.advise.profile import Profile
 
 WHAT = "Tracing"
+# What torch's allocator says of every trace of a script that holds memory already: nothing that a person can mend.
+OF_TORCH = re.compile(rb"\[W[^\n]*Memory block of unknown size was allocated before the profiling[^\n]*\n")
 Steps = Annotated[
     int,
     typer.Option("--steps", metavar="K", min=1, help="Number of steps to trace on every worker.", rich_help_panel=WHAT),
@@ -200,10 +203,13 @@ def _run(
     assert session.record is not None
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=True, record=session.record)
 
+    def show_event(event: Event) -> None:
+        live.event(replace(event, data=OF_TORCH.sub(b"", event.data)) if isinstance(event, Output) else event)
+
     try:
         with (
             Sampler(session.record),
-            showing(tensorboard, session.record, live.event) as on_event,
+            showing(tensorboard, session.record, show_event) as on_event,
         ):
             outcome = launch(
                 settings,
