@@ -56,8 +56,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Links of docs/ that leave it lead to the generated page of that file, and are plain text where it has none. A long
-    page begins with its contents."""
+    """Links of docs/ that leave it lead to the generated page of that file, and are plain text where it has none. A
+    long page begins with its contents."""
     if "/" in page.file.src_uri:
         return markdown
     sections = re.findall(r"^## (.+)$", markdown, re.MULTILINE)

@@ -20,6 +20,7 @@ from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_s
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
 from paceline.cli.shared.told_figures import figures_document
+from paceline.cli.tables.ending import show_ending
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, RecordError, UsageError
@@ -173,6 +174,8 @@ def profile(
         # The script failed before any step was traced, or the disk is full; the launcher has printed the error.
         if lost is not None:
             console.print(lost.message, style="yellow", soft_wrap=True)
+        if not quiet:
+            console.print(f"record: {session.record}", soft_wrap=True)
         if json:
             session.print_document(failure(outcome) | {"as": settings.launch_as})
     else:
@@ -223,6 +226,7 @@ def _run(
         live.close()
     if outcome.message:
         console.print(outcome.message, style="red", soft_wrap=True)
+    show_ending(console, outcome)
     return outcome
 
 
