@@ -161,9 +161,12 @@ def _tell(session: Session, error: PacelineError, code: int, *, kind: str = "") 
     for default in session.defaults:
         if f"--{default.key}" in error.message.replace("=", " ").split():
             error.advice = f"{error.advice} (--{default.key} comes from {default.source}.)".strip()
-    print(f"paceline: {error.message}", file=sys.stderr)
+    begun = session.record is not None and not kind and code < INTERRUPTED
+    print(f"{'failed' if begun else 'paceline'}: {error.message}", file=sys.stderr)
     if error.advice:
         print(f"  {error.advice}", file=sys.stderr)
+    if begun and "--quiet" not in session.typed:
+        print(f"record: {session.record}", file=sys.stderr)
     if session.json:
         told = {"type": kind or type(error).__name__, "message": error.message, "advice": error.advice}
         session.print_document({"error": told})
