@@ -67,9 +67,10 @@ format: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The picture of the README: a real run of an example, as `paceline view` shows it. Needs chromium.
+# The pictures of the README: real runs of an example, in terminals and in `paceline view`. The second needs chromium.
 picture: $(STAMP)
-	$(BIN)/python docs/make_picture.py docs/images/dashboard.png
+	$(BIN)/python docs/make_picture.py same docs/images/same-numbers.svg
+	$(BIN)/python docs/make_picture.py dashboard docs/images/dashboard.png
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .ruff_cache .pytest_cache paceline-runs site

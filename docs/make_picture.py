@@ -1,28 +1,71 @@
-"""Takes the picture of the README: `make picture`, or python docs/make_picture.py docs/images/dashboard.png
+"""Takes the pictures of the README: `make picture`.
 
-Profiles examples/cnn.py on two workers, opens the record in `paceline view`, and takes a screenshot of its dashboard.
-The figures in the picture are those of the machine that took it.
+python docs/make_picture.py same docs/images/same-numbers.svg    # examples/cnn.py under plain Python and on workers
+python docs/make_picture.py dashboard docs/images/dashboard.png  # a profile of it in `paceline view`; needs chromium
+
+The figures in the pictures are those of the machine that took them.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
-
-from PIL import Image
-from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 PACELINE = [sys.executable, "-m", "paceline"]
 SCRIPT = ["examples/cnn.py", "--epochs", "1", "--train-size", "10240", "--test-size", "1000"]
-WIDTH, HEIGHT = 1280, 650
+WIDTH, HEIGHT = 1280, 650  # pixels of the dashboard
+WORKERS = min(4, len(os.sched_getaffinity(0)))
+LETTER, LINE = 7.6, 19  # pixels of a letter and of a line in the terminals
 
 
-def main(picture: Path) -> None:
+def main(what: str, picture: Path) -> None:
+    picture.write_bytes({"same": same_numbers, "dashboard": dashboard}[what]())
+
+
+def same_numbers() -> bytes:
+    """Two terminals side by side: plain Python on one core, and the same script on a worker for each core."""
+    plain = timed([sys.executable, *SCRIPT])
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--quiet", "--record", folder, "-n", str(WORKERS), "--threads", "1"]
+        spread = timed([*PACELINE, "run", *options, *SCRIPT])
+    name = "cnn.py"
+    return terminals((f"$ python {name}", *plain), (f"$ paceline run -n {WORKERS} {name}", *spread))
+
+
+def timed(command: list[str]) -> tuple[list[str], float]:
+    """What a command prints, and how long it takes; each process has one core."""
+    begun = time.perf_counter()
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.splitlines(), time.perf_counter() - begun
+
+
+def terminals(*shown: tuple[str, list[str], float]) -> bytes:
+    lines = [[command, *printed, "", f"{seconds:.1f} s"] for command, printed, seconds in shown]
+    wide = max(len(line) for told in lines for line in told) * LETTER + 32
+    tall = (max(map(len, lines)) + 1) * LINE + 24
+    size = {"width": f"{len(shown) * (wide + 12):.0f}", "height": f"{tall:.0f}"}
+    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
+    for place, told in enumerate(lines):
+        left = place * (wide + 12)
+        ET.SubElement(svg, "rect", x=f"{left:.0f}", width=f"{wide:.0f}", height=size["height"], rx="8", fill="#1c2330")
+        for number, line in enumerate(told):
+            colour = "#7fd1a8" if number in (0, len(told) - 1) else "#e3e6ec"
+            text = ET.SubElement(svg, "text", x=f"{left + 16:.0f}", y=f"{(number + 1) * LINE + 14}", fill=colour)
+            text.attrib |= {"font-family": "ui-monospace, monospace", "font-size": "12.5", "xml:space": "preserve"}
+            text.text = line
+    return ET.tostring(svg, encoding="utf-8")
+
+
+def dashboard() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         profile = [*PACELINE, "profile", "-n", "2", "--to-the-end", "--record", folder, *SCRIPT]
         subprocess.run(profile, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -31,13 +74,16 @@ def main(picture: Path) -> None:
         try:
             assert viewer.stdout is not None
             document = "".join(iter(viewer.stdout.readline, "}\n")) + "}"
-            picture.write_bytes(screenshot(json.loads(document)["url"]))
+            return screenshot(json.loads(document)["url"])
         finally:
             viewer.terminate()
             viewer.wait()
 
 
 def screenshot(address: str) -> bytes:
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
         page = browser.new_page(
@@ -53,4 +99,4 @@ def screenshot(address: str) -> bytes:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(sys.argv[1], Path(sys.argv[2]).resolve())

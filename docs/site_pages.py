@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -24,6 +25,7 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     **{f"benchmarks/{p.name}": f"benchmarks/{p.name}" for p in (ROOT / "benchmarks").glob("*.md")},
 }
+LONG = 900  # words: about three screens
 GUIDES = {"topo": "topology"}  # a verb whose guide is not called like the verb
 
 
@@ -54,10 +56,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Links of docs/ that leave it lead to the generated page of that file, and are plain text where it has none."""
+    """Links of docs/ that leave it lead to the generated page of that file, and are plain text where it has none. A
+    long page begins with its contents."""
     if "/" in page.file.src_uri:
         return markdown
+    sections = re.findall(r"^## (.+)$", markdown, re.MULTILINE)
+    if len(markdown.split()) > LONG and len(sections) > 2:
+        listed = " · ".join(f"[{title}](#{slugify(_plain(title), '-')})" for title in sections)
+        heading, _, rest = markdown.partition("\n")
+        markdown = f"{heading}\n\n**On this page:** {listed}\n{rest}"
     return re.sub(r"\[([^\]]*)\]\(\.\./([^)#]+)(#[^)]*)?\)", _moved, markdown)
+
+
+def _plain(title: str) -> str:
+    return re.sub(r"`|\[([^\]]*)\]\([^)]*\)", r"\1", title)
 
 
 def _moved(link: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ from paceline.cli.horovodrun import main as horovodrun
 from paceline.launch import Zygote
 
 # What verbs import when they need it: once here, not once a command line. A machine with a GPU may have none of them.
-for name in ("matplotlib.figure", "polars", "pydantic"):  # typer looks for the types of the last
+for name in ("polars", "pydantic"):  # typer looks for the types of the last
     with contextlib.suppress(ImportError):
         importlib.import_module(name)
 

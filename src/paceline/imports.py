@@ -4,7 +4,6 @@ package that stands in for another one where that is not installed; and which mo
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -23,7 +22,7 @@ def after_import(name: str, do: Callable[[Any], None]) -> None:
         _watch().waiting.setdefault(name, []).append(do)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[Any], None]]] = {}
         self._asking: set[str] = set()
@@ -72,7 +71,7 @@ def stand_in(name: str, home: str, *, asked: Callable[[str], bool]) -> None:
     sys.meta_path.insert(0, _StandIn(name, home, asked, whole=False))
 
 
-class _StandIn(importlib.abc.MetaPathFinder):
+class _StandIn:
     def __init__(self, name: str, home: str, asked: Callable[[str], bool], *, whole: bool) -> None:
         self.name, self.home, self.asked, self.whole = name, home, asked, whole
 
@@ -85,10 +84,10 @@ class _StandIn(importlib.abc.MetaPathFinder):
         home = f"{self.home}.{rest}" if rest else self.home
         if not self.asked(name) or importlib.util.find_spec(home) is None:
             return None
-        return importlib.util.spec_from_loader(name, _Other(home))
+        return importlib.util.spec_from_loader(name, _Other(home))  # type: ignore[arg-type]
 
 
-class _Other(importlib.abc.Loader):
+class _Other:
     """Puts a module into sys.modules under a second name."""
 
     def __init__(self, home: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 from typist import Typist
 
+from paceline.record.phases import CHECK
 from paceline.record.samples import read_samples
 from paceline.tables.records import read_record
 from paceline.tables.trace.steps import breakdown, windows
@@ -57,6 +59,7 @@ def test_two_workers_trace_the_same_steps_after_the_warm_up(profile: Profile, tm
     assert "backward" in done.stdout
     assert "backward" not in done.stderr
     assert "USDT" not in done.stderr
+    assert "Memory block of unknown size" not in done.stderr
     tables = read_record(record)
     assert [trace.rank for trace in tables.traces] == [0, 1]
     steps = [windows(trace)["step"].to_list() for trace in tables.traces]
@@ -149,3 +152,22 @@ def test_a_loader_that_sleeps_is_told_from_one_that_computes(typist: Typist, tmp
     assert shares[0] < 0.5
     assert "more processes than cores" in found["advice"]
     assert "loader=fast" in found["others"]
+
+
+def test_what_paceline_does_for_itself_is_in_no_step_and_no_count(profile: Profile) -> None:
+    """The first calls are compared with the proof, workers compare what they hold, and after ten steps the size of the
+    buckets is chosen: all of it is in the traced steps, and none of it is counted."""
+    done, record = profile("-n", "2", "--warm-up", "2", "--steps", "9", last="last_loss =")
+    assert done.returncode == 0, done.stderr
+    tables = read_record(record)
+    for trace in tables.traces:
+        checks = trace.events.filter(pl.col("name").cast(pl.String) == CHECK)
+        assert checks.height > 1, "nothing was to be left out"
+        made = {}
+        for step, start, end in windows(trace).rows():
+            within = trace.counted.filter((pl.col("start") >= start) & (pl.col("start") < end))
+            made[step] = Counter(within.filter(pl.col("kind") == "op")["name"].cast(pl.String).to_list())
+        assert list(made) == list(range(3, 12))
+        assert {step: made[step] - made[4] for step in made if made[step] - made[4]} == {}
+    recorded = tables.steps.filter(pl.col("step").is_in(list(made)))
+    assert (recorded["check"] > 0).sum() >= 4, "at least two steps of each rank"

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from cuda_trace import Machine
 
-from paceline.advise import Evidence, Finding
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Finding
 from paceline.record import Outcome, Run, Step, StepWriter, WorkerInfo, write_run
 from paceline.record.facts import Facts, facts_path
 from paceline.record.samples import Sample, samples_path

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.advise import Finding
 from paceline.advise.commands import complete
+from paceline.advise.finding import Finding
 from paceline.launch import Zygote, launch
 from paceline.mods.prospects import AUTOCAST, COMPILED, NO_CONVOLUTION, NO_LOADER, no_fused, why_idle
 from paceline.record import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.advise import read_findings
+from paceline.advise.finding import read_findings
 
 SCRIPT = """
 import time, torch

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import HALF, MS, SGEMM, TF32, US, evidence, loading, products, reading, small, step
 
-from paceline.advise import RULES, Evidence, Finding, find_all, findings, mods_of, read_findings
 from paceline.advise.book import page, thresholds
-from paceline.advise.registry import MODULES
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Finding, mods_of, read_findings
+from paceline.advise.registry import MODULES, RULES, find_all, findings
 from paceline.errors import RecordError
 from paceline.mods import catalog
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts

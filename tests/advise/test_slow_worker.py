@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from played import CLOCK
 
-from paceline.advise import Evidence, Finding
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Finding
 from paceline.advise.rules import imbalance
 from paceline.errors import RecordError
 from paceline.launch import Zygote, launch

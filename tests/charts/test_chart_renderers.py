@@ -65,7 +65,7 @@ def test_a_line_with_error_bars_and_its_points(tmp_path):
     same_shape(X, points[:, 0])
     same_shape(Y, points[:, 1])
     [group] = [each for each in svg.iter() if each.get("id") == "c-1"]
-    marks = [(float(use.get("x")), -float(use.get("y"))) for use in group.iter() if use.tag.endswith("use")]
+    marks = [(float(each.get("cx")), -float(each.get("cy"))) for each in group.iter() if each.tag.endswith("circle")]
     same_shape(X, [x for x, _ in marks])
     same_shape(Y[::-1], [y for _, y in marks])
 
@@ -151,6 +151,36 @@ def test_a_heat_map(tmp_path):
     _, text = drawn(made, tmp_path)
     for words in ("7.25", "8.5", "to 1", "from 0", "GB/s"):
         assert words in text
+
+
+def test_text_and_names_of_a_record_are_only_text(tmp_path):
+    name = '<b>&"\x1b[0m]]>'
+    kind = Axis(kind="category")
+    svg, _ = drawn(chart(Bars(name=name, x=[name, "d"], y=[1, 2], colour="data"), x=kind), tmp_path)
+    assert '<b>&"?[0m]]>' in [each.text for each in svg.iter()]
+
+
+def test_nothing_is_outside_its_picture(tmp_path):
+    made = [
+        chart(Line(name="flat", x=[1, 1], y=[2.0, 2.0], colour="data")),
+        chart(Line(name="none", x=[], y=[], colour="data")),
+        chart(Line(name="holes", x=X, y=[None] * 5, colour="data"), y=Axis(kind="log")),
+        chart(Bars(name="none", x=[], y=[], colour="data"), x=Axis(kind="category")),
+        chart(Line(name="wide", x=[0.001, 1e9], y=[-1e-9, 1e12], colour="data", markers=True), x=Axis(kind="log")),
+        chart(Bars(name="n" * 90, x=["m" * 90], y=[1], colour="data"), x=Axis(kind="category")),
+        chart(*(Line(name=f"series {n}", x=X, y=Y, colour="data") for n in range(20)), y=Axis(limits=(2, 5))),
+    ]
+    path = tmp_path / "chart.svg"
+    write_svg(made, path, title="train.py")
+    svg = ET.parse(path).getroot()
+    width, height = (float(svg.get(side)) for side in ("width", "height"))
+    assert "nan" not in path.read_text()
+    inside = {id(each) for clipped in svg.iter() if clipped.get("clip-path") for each in clipped.iter()}
+    for each in svg.iter():
+        for across, down in (("x", "y"), ("cx", "cy")):
+            if each.get(across) is not None and id(each) not in inside:
+                assert 0 <= float(each.get(across)) <= width
+                assert 0 <= float(each.get(down)) <= height
 
 
 def test_marks_titles_and_captions(tmp_path):

@@ -7,23 +7,6 @@ from fake_launch import FakeLaunch, FakeZygote
 
 import paceline.launch
 from paceline.__main__ import main
-from paceline.record.private import make_folder, opened
-
-
-@pytest.fixture(autouse=True)
-def quick_plots(monkeypatch) -> None:
-    """Files instead of plots, which take seconds: tests/charts, trials and acceptance draw those of every verdict."""
-
-    def write_svg(charts, path, *, title) -> None:
-        import matplotlib.figure  # noqa: F401
-
-        assert charts
-        assert title
-        make_folder(path.parent)
-        with opened(path) as file:
-            file.write(b"<svg/>")
-
-    monkeypatch.setattr("paceline.charts.svg.write_svg", write_svg)
 
 
 @pytest.fixture
@@ -32,7 +15,6 @@ def launched(monkeypatch, tmp_path) -> FakeLaunch:
     fake = FakeLaunch()
     FakeZygote.started = []
     monkeypatch.setattr(paceline.launch, "Zygote", FakeZygote)
-    monkeypatch.setattr("paceline.cli.shared.session.Zygote", FakeZygote)
     monkeypatch.setattr("paceline.cli.run.launch", fake)
     monkeypatch.setattr("paceline.trials.scale.series.launch", fake)
     monkeypatch.setattr("paceline.trials.core.bench.launch", fake)

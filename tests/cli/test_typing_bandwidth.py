@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import msgspec
@@ -105,7 +104,6 @@ def measured(monkeypatch, tmp_path) -> FakeMeasuring:
     gpus = tuple(Gpu(index=i, uuid=f"GPU-{i}", node=0, pcie_generation=4, pcie_width=16) for i in range(2))
     machine = Topology(devices=gpus, links=(Link(a=0, b=1, kind="NV2", gb_per_s=48.0, p2p=True),))
     monkeypatch.setattr(paceline.launch, "Zygote", FakeZygote)
-    monkeypatch.setattr("paceline.cli.shared.session.Zygote", FakeZygote)
     monkeypatch.setattr("paceline.trials.bandwidth.series.launch", fake)
     monkeypatch.setattr("paceline.cli.bandwidth.discover", lambda: Host(name="here", cores=cores, gpus=("0", "1")))
     monkeypatch.setattr("paceline.cli.bandwidth.survey", lambda: machine)
@@ -221,14 +219,6 @@ def test_an_interrupt_between_two_trials(measured, paceline_, tmp_path):
     measured.raises = KeyboardInterrupt()
     assert paceline_("bandwidth")[0] == 130
     assert read_run(the_record(tmp_path)).outcome.interrupted  # type: ignore[union-attr]
-
-
-def test_without_matplotlib_there_are_no_plots_and_a_line_about_it(measured, paceline_, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, out, err = paceline_("bandwidth", "--json")
-    assert code == 0
-    assert "No plots" in err
-    assert json.loads(out)["plots"] == []
 
 
 def test_a_gpu_that_torch_cannot_use(measured, paceline_, monkeypatch):

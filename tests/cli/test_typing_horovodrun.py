@@ -123,7 +123,10 @@ def test_the_run_is_one_of_paceline(horovodrun, launched) -> None:
     [run] = launched.runs
     assert (run.workers, run.launch_as, run.script, run.arguments) == (2, "horovod", "train.py", ("--lr", "1"))
     assert run.environment == ("HOROVOD_CACHE_CAPACITY=7",)
-    assert "horovodrun: paceline run --as horovod --oversubscribe -n 2 --env HOROVOD_CACHE_CAPACITY=7 train.py" in err
+    assert (
+        "paceline-horovodrun: paceline run --as horovod --oversubscribe -n 2 --env HOROVOD_CACHE_CAPACITY=7 train.py"
+        in err
+    )
 
 
 def test_a_config_file_has_horovods_sections_and_typed_flags_count_more(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_the_output_of_each_process_goes_to_a_file(horovodrun, launched, tmp_pat
 def test_help_names_every_flag_and_version_and_build_are_told(horovodrun) -> None:
     code, out, _ = horovodrun("--help")
     assert code == 0
-    assert out.startswith("horovodrun -np 4 python train.py")
+    assert out.startswith("paceline-horovodrun -np 4 python train.py")
     assert not [flag.names for flag in FLAGS if (flag.help or flag.part != "tuning") and flag.names[-1] not in out]
     assert horovodrun("-v")[1].strip() == __version__
     code, out, _ = horovodrun("--check-build")

@@ -426,7 +426,8 @@ def test_a_run_that_communicates_is_sent_to_scale_with_its_own_options(launched,
         return structs.replace(one_step(number), communication=0.08, forward=0.005, backward=0.005, data=0.0)
 
     monkeypatch.setattr("fake_launch.one_step", waiting)
-    line = "run -n 4 --threads 1 --batch keep --mod bn=local train.py --lr 1"
+    # --steps of `run` ends the run, --steps of `scale` is the length of a trial.
+    line = "run -n 4 --threads 1 --steps 500 --batch keep --mod bn=local train.py --lr 1"
     *_, err = paceline_(*line.split())
     assert err.splitlines()[-2:] == [
         "80 % of a step is communication. To see if fewer workers are as fast, type:",

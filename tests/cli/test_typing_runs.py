@@ -212,3 +212,12 @@ def test_a_missing_folder_says_what_to_type(launched, paceline_):
     code, _, err = paceline_("runs")
     assert code == 2
     assert "paceline run" in err
+
+
+def test_a_list_for_another_program_has_the_width_that_this_asks_for(three, paceline_, monkeypatch):
+    assert max(map(len, paceline_("runs")[1].splitlines()[:-1])) > 72  # nothing is cut
+    monkeypatch.setenv("COLUMNS", "72")
+    _, out, _ = paceline_("runs")
+    *table, _ = out.splitlines()  # the last line names the folder
+    assert max(map(len, table)) <= 72
+    assert all(folder.name in out for folder in three)

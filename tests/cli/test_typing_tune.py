@@ -227,13 +227,13 @@ def test_an_interrupt_leaves_a_record_that_can_be_resumed(launched, paceline_, t
         return calls(self, run, **rest)
 
     launched.__class__ = type("Stopping", (ByMods,), {"__call__": stop_at_sixth})
-    code, out, _ = paceline_("tune", "--without", "compile", "train.py")
+    code, out, err = paceline_("tune", "--without", "compile", "train.py")
     assert code == 130
     assert "interrupted" in out
     [record] = (tmp_path / "paceline-runs").iterdir()
     assert read_run(record).outcome.interrupted
     assert json.loads((record / "verdict.json").read_text())["final"] is None
-    assert f"--resume {record.relative_to(tmp_path)}" in out
+    assert f"--resume {record.relative_to(tmp_path)}" in err
     made = len((record / "journal.jsonl").read_text().splitlines())
     launched.__class__ = ByMods
     launched.outcome = Outcome(exit_code=0, seconds=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -98,6 +99,14 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert (tmp_path / name).is_file(), name
     assert "--batch-dim" in (tmp_path / "commands/run.html").read_text()
     assert "LAMB" in (tmp_path / "api/paceline.html").read_text()
+    # What people type into the search, and the contents of a long page.
+    found = json.loads((tmp_path / "search/search_index.json").read_text())["docs"]
+    assert any(entry["location"] == "elastic.html#resume-after-preemption" for entry in found)
+    long, short = ((tmp_path / name).read_text() for name in ("same-numbers.html", "demo.html"))
+    assert "<strong>On this page:</strong>" in long
+    assert "<strong>On this page:</strong>" not in short
+    doors = (tmp_path / "index.html").read_text()
+    assert [door for door in ("Run it", "Understand it", "Make it faster", "On a cluster") if door not in doors] == []
 
 
 def test_the_navigation_names_every_page():
@@ -111,3 +120,21 @@ def test_the_navigation_names_every_page():
 def test_continuous_integration_builds_the_site():
     found = "".join(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))
     assert "run: make docs" in found
+
+
+def test_every_claim_about_another_tool_has_its_source() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert readme.index("## How it works") < readme.index("## Compared with other tools")
+    table = readme.partition("## Compared with other tools")[2].partition("## Known limits")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    known = {"–", "yes", "maintained", "10 to 20", "as DDP", "as torchrun", "with torch.profiler", "profilers"}
+    known |= {"of one rank, unless you collect them"}
+    bare = [cell for row in rows[1:] for cell in row[2:] if cell not in known and "](https://" not in cell]
+    assert bare == []
+    assert {len(row) for row in rows[1:]} == {7}
+
+
+def test_readme_and_guide_agree_on_elastic_runs() -> None:
+    readme, guide = ((ROOT / name).read_text() for name in ("README.md", "docs/elastic.md"))
+    assert "## Several hosts" in guide
+    assert "for `mirrored` on one host" not in " ".join(readme.split())

@@ -217,7 +217,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(port: int, *arguments: str) -> subprocess.Popen[str]:
-    options = ("--rendezvous", f"127.0.0.1:{port}", "--nodes", "2", "-n", "2", "--quiet")
+    options = ("--rendezvous", f"127.0.0.1:{port}", "--nodes", "2", "-n", "2")
     line = [sys.executable, "-m", "paceline", "run", *options, "train.py", *arguments]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -230,6 +230,8 @@ def test_the_same_command_twice_is_one_run(folder: Path, arguments: tuple[str, .
     both = [typed(port, *arguments) for _ in range(2)]
     said = [process.communicate(timeout=100) for process in both]
     assert [process.returncode for process in both] == [code, code], said
+    for told in (f"paceline: this host has joined the run at 127.0.0.1:{port}\n", "paceline: the run has ended"):
+        assert [told in err for _, err in said].count(True) == 1  # the host that does not control the run
     assert sorted(out for out, _ in said) == ["", plain]
     assert len(list((folder / "paceline-runs").iterdir())) == 1
 

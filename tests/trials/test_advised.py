@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.advise import Finding, write_findings
+from paceline.advise.finding import Finding, write_findings
 from paceline.record import prepare, write_run
 from paceline.record.schema import Run
 from paceline.trials.tune.candidates import candidates

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.advise import Finding
+from paceline.advise.finding import Finding
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.prove import error, prove
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -69,3 +70,12 @@ def read_findings(folder: Path | Folder) -> list[Finding]:
         return []
     except (OSError, msgspec.DecodeError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
+
+
+def mods_of(found: Sequence[Finding]) -> list[str]:
+    """The mods that findings recommend, largest predicted gain first, each name once. A starting point for `tune`."""
+    mods: dict[str, str] = {}
+    for finding in sorted(found, key=lambda one: -(one.predicted_gain or 0.0)):
+        if finding.mod:
+            mods.setdefault(finding.mod.partition("=")[0], finding.mod)
+    return list(mods.values())

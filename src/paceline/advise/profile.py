@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from paceline.advise import Evidence, Finding, find_all
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Finding
+from paceline.advise.registry import find_all
 from paceline.errors import UsageError
 from paceline.record.phases import PHASES
 from paceline.tables.figures import Figures, columns_in, figures

@@ -94,12 +94,3 @@ def findings(record: Path) -> list[Finding]:
     found = find_all(Evidence.of_record(record))
     write_findings(record, found)
     return found
-
-
-def mods_of(found: Sequence[Finding]) -> list[str]:
-    """The mods that findings recommend, largest predicted gain first, each name once. A starting point for `tune`."""
-    mods: dict[str, str] = {}
-    for finding in sorted(found, key=lambda one: -(one.predicted_gain or 0.0)):
-        if finding.mod:
-            mods.setdefault(finding.mod.partition("=")[0], finding.mod)
-    return list(mods.values())

@@ -1,4 +1,4 @@
-"""The `paceline` program: registers the verbs and turns every error into a message and an exit code."""
+"""The `paceline` program: turns every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -8,38 +8,22 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from paceline import __version__
-from paceline.cli import (
-    bandwidth,
-    checkpoint,
-    converge,
-    data,
-    demo,
-    doctor,
-    mods,
-    profile,
-    run,
-    scale,
-    submit,
-    sweep,
-    topo,
-    tune,
-    view,
-)
-from paceline.cli.runs import verb as runs
 from paceline.cli.shared.defaults import find_defaults, with_defaults
-from paceline.cli.shared.example_first import program
 from paceline.cli.shared.mistakes import explained
 from paceline.cli.shared.session import Session
+from paceline.cli.verbs import Program
 from paceline.errors import PacelineError, RecordError, UsageError
-from paceline.launch import Zygote
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
 from paceline.record import stopping
 from paceline.settings import all_variables
+
+if TYPE_CHECKING:
+    from paceline.launch import Zygote
 
 MISTYPED = 2
 INTERRUPTED = 130  # the exit code that a shell reports for a program ended by SIGINT
@@ -50,7 +34,7 @@ Mistyped = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
     name="paceline",
-    cls=program("paceline run -n 4 train.py --epochs 3", "paceline scale -n 1,2,4 train.py --epochs 1"),
+    cls=Program,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -77,27 +61,9 @@ def paceline(
     """Holds the options of the program itself; every verb is a subcommand."""
 
 
-demo.add_to(app)
-run.add_to(app)
-submit.add_to(app)
-profile.add_to(app)
-scale.add_to(app)
-sweep.add_to(app)
-tune.add_to(app)
-converge.add_to(app)
-topo.add_to(app)
-bandwidth.add_to(app)
-data.add_to(app)
-checkpoint.add_to(app)
-view.add_to(app)
-runs.add_to(app)
-mods.add_to(app)
-doctor.add_to(app)
-
-
 @functools.cache
 def commands() -> Any:
-    """The verbs as Typer has read them. Reading them takes longer than most verbs, so a process does it once."""
+    """The program as Typer has read it; each verb is read when it is asked for, once a process."""
     return typer.main.get_command(app)
 
 
@@ -195,9 +161,12 @@ def _tell(session: Session, error: PacelineError, code: int, *, kind: str = "") 
     for default in session.defaults:
         if f"--{default.key}" in error.message.replace("=", " ").split():
             error.advice = f"{error.advice} (--{default.key} comes from {default.source}.)".strip()
-    print(f"paceline: {error.message}", file=sys.stderr)
+    begun = session.record is not None and not kind and code < INTERRUPTED
+    print(f"{'failed' if begun else 'paceline'}: {error.message}", file=sys.stderr)
     if error.advice:
         print(f"  {error.advice}", file=sys.stderr)
+    if begun and "--quiet" not in session.typed:
+        print(f"record: {session.record}", file=sys.stderr)
     if session.json:
         told = {"type": kind or type(error).__name__, "message": error.message, "advice": error.advice}
         session.print_document({"error": told})

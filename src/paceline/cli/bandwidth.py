@@ -104,7 +104,6 @@ def bandwidth(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures bandwidth and latency between workers, between GPUs, and of each collective; flags slow links."""
     session, labels = Session.of(context, json=json), labels_of(name, tag or (), note)
     host = discover()
     number = trials.default_workers(host) if workers is None else workers
@@ -211,18 +210,14 @@ def notes(host: Host, topology: Topology, measured: list[trials.Result]) -> list
 
 
 def draw(verdict: Verdict, record: Path) -> list[Path]:
-    """Draws the plots into the record. Without matplotlib, draws none and adds a note to the verdict."""
+    """Draws the plots into the record."""
     from paceline.charts.svg import write_svg
 
     drawn = []
-    try:
-        for name, made in (("collectives", charts.collectives(verdict)), ("pairs", charts.pairs(verdict))):
-            if made:
-                drawn.append(record / "plots" / f"{name}.svg")
-                write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))
-    except ImportError:
-        verdict.notes.append("No plots: matplotlib is not installed. Type: pip install matplotlib")
-        return []
+    for name, made in (("collectives", charts.collectives(verdict)), ("pairs", charts.pairs(verdict))):
+        if made:
+            drawn.append(record / "plots" / f"{name}.svg")
+            write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))
     return drawn
 
 

@@ -41,7 +41,6 @@ def add_to(app: typer.Typer) -> None:
     """Registers the verb."""
     checkpoint = typer.Typer(
         cls=program("paceline checkpoint show ck", "paceline checkpoint verify ck"),
-        help="Shows, verifies and converts checkpoints of paceline.save.",
         no_args_is_help=True,
     )
     checkpoint.command("show", cls=verb("paceline checkpoint show ck --tensors"))(show)

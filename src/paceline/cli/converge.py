@@ -120,7 +120,6 @@ def converge(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compares the accuracy of large-batch techniques side by side. Emulates N workers on this machine."""
     session = Session.of(context, json=json)
     if emulate % workers:
         raise UsageError(

@@ -80,7 +80,6 @@ def add_to(app: typer.Typer) -> None:
     """Registers the verb."""
     data = typer.Typer(
         cls=program("paceline data pack images/train", "paceline data check images/train-packed"),
-        help="Packs images and datasets into TFRecord files, and checks such files.",
         no_args_is_help=True,
     )
     data.command(

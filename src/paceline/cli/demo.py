@@ -99,7 +99,6 @@ def demo(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Shows Paceline on this machine in three minutes: same numbers on workers, a short tune, what to type next."""
     session = Session.of(context, json=json)
     clock = Budget(parse_time(budget))
     host = discover()

@@ -27,7 +27,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(context: typer.Context, record: options.RecordParent = options.RECORDS, json: options.Json = False) -> None:
-    """Checks whether this machine can run workers, and prints what to type if a check fails."""
     session = Session.of(context, json=json)
     found, check = _defaults(context.find_root().command)
     checks = [*examine(record), check]

@@ -23,7 +23,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def mods(context: typer.Context, json: options.Json = False) -> None:
-    """Lists the mods: what each mod does, and whether the script's numbers stay the same."""
     session = Session.of(context, json=json)
     if json:
         session.print_document({"mods": [msgspec.to_builtins(entry) for entry in CATALOG.values()]})

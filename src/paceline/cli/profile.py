@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +14,17 @@ from rich.console import Console
 from paceline.cli import prove
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.extras import need
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
 from paceline.cli.shared.told_figures import figures_document
+from paceline.cli.tables.ending import show_ending
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, RecordError, UsageError
-from paceline.launch import check, launch
+from paceline.launch import Event, Output, check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import Outcome
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from paceline.advise.profile import Profile
 
 WHAT = "Tracing"
+# What torch's allocator says of every trace of a script that holds memory already: nothing that a person can mend.
+OF_TORCH = re.compile(rb"\[W[^\n]*Memory block of unknown size was allocated before the profiling[^\n]*\n")
 Steps = Annotated[
     int,
     typer.Option("--steps", metavar="K", min=1, help="Number of steps to trace on every worker.", rich_help_panel=WHAT),
@@ -114,8 +119,8 @@ def profile(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Traces a few steps and shows where their time goes: op by op, on host and device, and which lines wait."""
     session = Session.of(context, json=json)
+    need("view", "profile")
     console = stderr()
     if trace:
         if asked.script:
@@ -169,6 +174,8 @@ def profile(
         # The script failed before any step was traced, or the disk is full; the launcher has printed the error.
         if lost is not None:
             console.print(lost.message, style="yellow", soft_wrap=True)
+        if not quiet:
+            console.print(f"record: {session.record}", soft_wrap=True)
         if json:
             session.print_document(failure(outcome) | {"as": settings.launch_as})
     else:
@@ -199,10 +206,13 @@ def _run(
     assert session.record is not None
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=True, record=session.record)
 
+    def show_event(event: Event) -> None:
+        live.event(replace(event, data=OF_TORCH.sub(b"", event.data)) if isinstance(event, Output) else event)
+
     try:
         with (
             Sampler(session.record),
-            showing(tensorboard, session.record, live.event) as on_event,
+            showing(tensorboard, session.record, show_event) as on_event,
         ):
             outcome = launch(
                 settings,
@@ -216,6 +226,7 @@ def _run(
         live.close()
     if outcome.message:
         console.print(outcome.message, style="red", soft_wrap=True)
+    show_ending(console, outcome)
     return outcome
 
 
@@ -231,7 +242,7 @@ def _lost(outcome: Outcome, parent: Path) -> RecordError | None:
 
 def _read(what: Path | list[Path]) -> Profile:
     """Reads a record or traces. Imports polars here, because that import takes longer than most verbs."""
-    from paceline.advise import write_findings
+    from paceline.advise.finding import write_findings
     from paceline.advise.profile import summarize
     from paceline.tables.figures import keep_figures
     from paceline.tables.records import read_files, read_record

@@ -16,7 +16,7 @@ from paceline.settings import RunSettings
 from paceline.trials.core.bench import Bench, Budget
 
 if TYPE_CHECKING:
-    from paceline.advise import Finding
+    from paceline.advise.finding import Finding
 
 PROOF = "Proving findings"
 Prove = Annotated[
@@ -48,8 +48,8 @@ def carry_out(
 ) -> int:
     """Runs the trials and writes the measured gains into the record. Returns the exit code: 128 + the signal's number
     after an interrupt."""
-    from paceline.advise import write_findings
     from paceline.advise.commands import complete
+    from paceline.advise.finding import write_findings
     from paceline.trials.tune import prove
 
     assert session.record is not None

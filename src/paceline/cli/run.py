@@ -22,7 +22,7 @@ from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.shared.told_figures import figures_document, slowest_words
-from paceline.cli.tables.ending import verdict_of, wall_clock_line, wall_clock_of
+from paceline.cli.tables.ending import show_ending, verdict_of, wall_clock_line, wall_clock_of
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
@@ -172,7 +172,6 @@ def run(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Runs an unmodified script on N workers, with the same numbers."""
     session = Session.of(context, json=json)
     labels = asked.labels()
     emulated = [] if emulate is None else [f"emulate={emulate}"]
@@ -257,7 +256,9 @@ def run(
         advice = advise(summary, hosts=hosts, compression=compression, own=settings.launch_as is None)
         typed = another_verb(context, session.typed, advice.verb, advice.options) if advice else ""
         noise = find_noise(record) if noise_scale else None
-        if not quiet:
+        if quiet:
+            show_ending(console, outcome)
+        else:
             show_summary(console, summary, session, launch_as=settings.launch_as, outcome=outcome, clock=clock)
             if noise_scale and summary.steps:
                 show_noise(console, noise, summary.samples / summary.steps)
@@ -325,10 +326,7 @@ def show_summary(
     """Prints the summary at the end of a run."""
     console.print()
     verdict = verdict_of(outcome)
-    if verdict:
-        console.print(
-            verdict, style="bold red" if outcome.exit_code and not outcome.interrupted else "", soft_wrap=True
-        )
+    show_ending(console, outcome)
     wall = summary.seconds
     if summary.steps == 0:
         ran_all = summary.workers > 1 and launch_as is None and not verdict

@@ -76,7 +76,6 @@ def scale(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures throughput, speed-up and efficiency by number of workers, and checks that the numbers stay the same."""
     session = Session.of(context, json=json)
     numbers = parse_workers(workers)
     settings = replace(

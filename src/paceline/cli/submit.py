@@ -141,7 +141,6 @@ def submit(
     workdir: Workdir = "",
     json: options.Json = False,
 ) -> None:
-    """Writes a job for a scheduler, and submits it."""
     session = Session.of(context, json=json)
     if slurm == (kubernetes or kubeflow):
         raise UsageError(

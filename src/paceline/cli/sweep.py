@@ -100,7 +100,6 @@ def sweep(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures throughput by batch size, up to the largest batch that fits, and finds the knee of the curve."""
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
@@ -120,7 +119,7 @@ def sweep(
     verdict, code = carry_out(course, start=start, to=to, to_the_end=to_the_end, repeat=repeat)
     series.write_verdict(course.record, verdict)
     plot = draw(verdict, course.record, asked.script) if verdict.largest is not None else None
-    show_verdict(course.results, verdict, quiet=quiet, problems=course.console)
+    show_verdict(course.results, verdict, quiet=quiet)
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot)
     series.finish(session, course.results, told, code=code, plots=[plot], quiet=quiet)
 

@@ -79,7 +79,6 @@ def topo(
     svg: Svg = None,
     json: options.Json = False,
 ) -> None:
-    """Shows the machine: devices, links, NUMA nodes and NICs. With --choose, also which GPUs to use."""
     session = Session.of(context, json=json)
     notes: list[str] = []
     topology = _look(notes) if source is None else read_file(source)

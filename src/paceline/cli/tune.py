@@ -123,7 +123,6 @@ def tune(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Finds the mods that make a script faster, measures the gain of each, and checks the losses."""
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
@@ -148,10 +147,6 @@ def tune(
     told = keep(verdict, course.settings, course.record, cuda=bool(host.gpus))
     if not quiet:
         tune_tables.show_verdict(course.results, verdict)
-    if verdict.problem:
-        course.console.print(f"paceline: {verdict.problem}", style="red", soft_wrap=True)
-        course.console.print(f"  {tune_tables.advice(verdict, asked.script)}", soft_wrap=True)
-    if not quiet:
         show_result(course.results, verdict, told, course.record)
     made = series.document(verdict, trouble(verdict, course) if code else None, **in_json(told))
     series.finish(session, course.results, made, code=code, plots=[told["plot"]], quiet=quiet)
@@ -275,8 +270,6 @@ def show_result(console: Console, verdict: Verdict, told: dict[str, Any], record
         console.print(f"to keep it, type: {told['command']}", style="bold", soft_wrap=True)
         console.print(f"  the same as:    {told['spelled_out']}", soft_wrap=True)
         tune_tables.show_patch(console, told["patch"], str(record / "tuned.patch"))
-    if verdict.interrupted:
-        console.print(f"\nto continue, add: --resume {record}", soft_wrap=True)
 
 
 def in_json(told: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.extras import need
 from paceline.cli.shared.session import Session
 from paceline.errors import UsageError
 from paceline.units import size
@@ -136,8 +137,8 @@ def view(
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
 ) -> None:
-    """Shows records in a browser: dashboards, ops, kernels, timelines, results. Works offline."""
     session = Session.of(context, json=json)
+    need("view", "view")
     from paceline.view.server.limits import ViewLimits
 
     limits = ViewLimits(seconds=page_seconds, events=most_events)

@@ -71,10 +71,9 @@ class BucketTuner:
         self._steps += 1
         if self._steps < WARM_UP:
             return
-        if self._steps == WARM_UP:
-            self._begin()
-        elif len(self._marks) > BLOCK:
-            self._end_block()
+        if self._steps == WARM_UP or len(self._marks) > BLOCK:
+            with self._group.watch.checking():  # no part of the step
+                self._begin() if self._steps == WARM_UP else self._end_block()
 
     def _begin(self) -> None:
         assert self._buckets.waits is not None

@@ -3,7 +3,6 @@ pyproject.toml."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,11 +14,6 @@ REQUIRED = (
     "psutil",
     "typer",
     "rich",
-    "matplotlib",
-    "polars",
-    "starlette",
-    "uvicorn",
-    "jinja2",
 )
 
 
@@ -33,18 +27,24 @@ class Optional:
 
 
 OPTIONAL = (
+    Optional(name="polars", extra="view", unlocks="paceline profile and paceline view: tables of traces"),
+    Optional(name="starlette", extra="view", unlocks="paceline view: the pages"),
+    Optional(name="uvicorn", extra="view", unlocks="paceline view: the pages"),
+    Optional(name="jinja2", extra="view", unlocks="paceline view: the pages"),
     Optional(name="nvidia-ml-py", extra="gpu", unlocks="GPU names, links and utilisation in topo, profile and view"),
     Optional(name="google-crc32c", extra="data", unlocks="TFRecord files and --tensorboard: their checksums"),
     Optional(name="fsspec", extra="data", unlocks="data on s3://, gs:// and other storage"),
     Optional(name="pillow", extra="data", unlocks="decoding of PNG and other images"),
     Optional(name="simplejpeg", extra="data", unlocks="fast decoding of JPEG images"),
     Optional(name="cloudpickle", extra="horovod", unlocks="lambdas and local functions in horovod.run"),
-    Optional(name="pyyaml", extra="horovod", unlocks="horovodrun --config-file"),
+    Optional(name="pyyaml", extra="horovod", unlocks="paceline-horovodrun --config-file"),
 )
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
     """The installed version of each package; empty if the package is missing."""
+    import importlib.metadata  # slow to import
+
     found = {}
     for name in names:
         try:

@@ -15,6 +15,7 @@ from paceline.record.inside import Folder
 from paceline.record.private import OWNER, keep_private, make_folder, make_record, write_file
 
 SCRATCH = "scratch"
+TRACES = ("trace.rank*.json.gz", "trace.rank*.sqlite")  # names of a record's traces
 RESERVE = ".reserved"  # bytes that keep room for how the run has ended, on a disk that fills up meanwhile
 _PROBE = b"\0" * 65536
 

@@ -19,6 +19,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -130,7 +131,9 @@ class Agreement:
         """The totals of this worker: two numbers per ledger."""
         for number, about in chance.seeds_noted() if self._of_seeds else ():
             self.seeds.add([], about, number)
-        return [number for ledger in self.ledgers for number in ledger.shown(wait=wait)]
+        news = any(ledger.has_news for ledger in self.ledgers)
+        with self.stage.watch.checking() if news else nullcontext():
+            return [number for ledger in self.ledgers for number in ledger.shown(wait=wait)]
 
     def compare(self, shown: Sequence[list[int]]) -> None:
         """Compares the totals of all workers in one message. PartedError if they differ by more than rounding."""

@@ -42,6 +42,11 @@ class Ledger:
         """Adds digests on any devices, and a number from the host, as one entry."""
         self._pending.append((_Copy(digests), number, about))
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are digests that `shown` has not folded yet."""
+        return bool(self._pending)
+
     def shown(self, *, wait: bool = False) -> tuple[int, int]:
         """The number of folded digests and the result, as signed 64-bit numbers; with `wait`, of all digests."""
         while self._pending and self._pending[0][0].is_here(wait=wait):

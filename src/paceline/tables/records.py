@@ -16,12 +16,11 @@ import polars as pl
 
 from paceline.errors import RecordError
 from paceline.record import Run, Step, read_run, read_steps
+from paceline.record.folder import TRACES
 from paceline.record.inside import File, Folder
 from paceline.tables.trace.columns import Trace, rank_in
 from paceline.tables.trace.parallel import read_together
 from paceline.tables.trace.time_limit import go_on
-
-TRACES = ("trace.rank*.json.gz", "trace.rank*.sqlite")  # names of a record's traces
 
 
 @dataclass(frozen=True)

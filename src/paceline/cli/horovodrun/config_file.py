@@ -65,5 +65,5 @@ def _take(path: str, section: str, key: str, value: Any, into: Read) -> None:
 def _wrong(path: str, why: str) -> UsageError:
     return UsageError(
         f"--config-file {path}: {why}.",
-        advice=f"Sections are {', '.join(SECTIONS)}; their keys are flags, with _ for -: see horovodrun --help",
+        advice=f"Sections: {', '.join(SECTIONS)}; their keys are flags, with _ for -: see paceline-horovodrun --help",
     )

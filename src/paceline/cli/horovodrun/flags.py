@@ -205,14 +205,14 @@ class Read:
             try:
                 value = flag.takes(typed or "")
             except ValueError:
-                wrong = f"horovodrun {name} {typed}: {typed!r} is not a value of this flag."
+                wrong = f"paceline-horovodrun {name} {typed}: {typed!r} is not a value of this flag."
                 raise UsageError(wrong, advice=f"{name}: {flag.help} {_HINT}") from None
         self.values[flag.kept_as] = value
         if flag.variable:
             self.variables[flag.variable] = flag.text(value)
 
 
-_HINT = "For all flags, type: horovodrun --help"
+_HINT = "For all flags, type: paceline-horovodrun --help"
 
 
 def read(arguments: Sequence[str]) -> Read:
@@ -225,17 +225,19 @@ def read(arguments: Sequence[str]) -> Read:
         if flag is None:
             close = difflib.get_close_matches(name, BY_NAME, n=1)
             hint = f"Did you mean {close[0]}? {_HINT}" if close else _HINT
-            raise UsageError(f"horovodrun {name}: there is no such flag.", advice=hint)
+            raise UsageError(f"paceline-horovodrun {name}: there is no such flag.", advice=hint)
         if flag.part == "missing":
             raise UsageError(
-                f"horovodrun {name}: elastic runs have no such flag here.",
+                f"paceline-horovodrun {name}: elastic runs have no such flag here.",
                 advice=f"Leave {name} out.",
             )
         if flag.takes is None and sign:
-            raise UsageError(f"horovodrun {name} takes no value, and was given {typed!r}.", advice=f"Type: {name}")
+            raise UsageError(
+                f"paceline-horovodrun {name} takes no value, and was given {typed!r}.", advice=f"Type: {name}"
+            )
         if flag.takes is not None and not sign:
             if not words:
-                raise UsageError(f"horovodrun {name} needs a value.", advice=f"{name}: {flag.help} {_HINT}")
+                raise UsageError(f"paceline-horovodrun {name} needs a value.", advice=f"{name}: {flag.help} {_HINT}")
             typed = words.pop(0)
         found.take(name, flag, typed)
     found.command = words[1:] if words[:1] == ["--"] else words
@@ -243,9 +245,9 @@ def read(arguments: Sequence[str]) -> Read:
 
 
 def help_text() -> str:
-    """What `horovodrun --help` prints."""
+    """What `paceline-horovodrun --help` prints."""
     lines = [
-        "horovodrun -np 4 python train.py --epochs 3",
+        "paceline-horovodrun -np 4 python train.py --epochs 3",
         "",
         "Runs a Horovod script on 4 processes with Paceline: paceline run -n 4 --as horovod train.py --epochs 3",
     ]

@@ -1,4 +1,4 @@
-"""The command `horovodrun`: its flags and its command line become those of `paceline run --as horovod`."""
+"""The command `paceline-horovodrun`: Horovod's flags become options of `paceline run --as horovod`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.cli.shared.session import Session
 
 PYTHON = re.compile(r"python[0-9.]*")
-EXAMPLE = "Type: horovodrun -np 2 python train.py"
+EXAMPLE = "Type: paceline-horovodrun -np 2 python train.py"
 AVAILABLE = """\
 Paceline {version}, with Horovod's interface:
 
@@ -62,13 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         arguments = run_arguments(asked)
     except PacelineError as error:
-        print(f"horovodrun: {error.message.removeprefix('horovodrun ')}", file=sys.stderr)
+        print(f"paceline-horovodrun: {error.message.removeprefix('paceline-horovodrun ')}", file=sys.stderr)
         print(f"  {error.advice}", file=sys.stderr)
         return 2
     if "verbose" in asked.values:
-        print(f"horovodrun: {shlex.join(['paceline', *arguments])}", file=sys.stderr)
+        print(f"paceline-horovodrun: {shlex.join(['paceline', *arguments])}", file=sys.stderr)
     folder = asked.values.get("output_filename")
-    typed = ["horovodrun", *(sys.argv[1:] if argv is None else argv)]
+    typed = ["paceline-horovodrun", *(sys.argv[1:] if argv is None else argv)]
     ended = None if folder is None else lambda session: _copy_logs(session, Path(folder))
     return paceline(arguments, ended=ended, command=typed)
 
@@ -168,7 +168,7 @@ def _script(command: list[str]) -> list[str]:
     if os.path.isabs(program) and not _is_this_python(program):
         raise UsageError(
             f"{program} is another Python than the one that Paceline runs with ({sys.executable}).",
-            advice="Install Paceline there, or type: horovodrun -np 2 python train.py",
+            advice="Install Paceline there, or type: paceline-horovodrun -np 2 python train.py",
         )
     while words and words[0] in ("-u", "-B"):  # workers flush each line, and the sources' cache is the user's setting
         words.pop(0)

@@ -20,6 +20,7 @@ from paceline.errors import RecordError, UsageError
 from paceline.record.about.labels import checked_name, checked_note, checked_tags, read_labels, write_labels
 from paceline.record.about.origin import read_origin
 from paceline.record.about.removal import remove, size_on_disk
+from paceline.settings import all_variables
 from paceline.units import count, size
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def list_them(
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
 ) -> None:
-    """Lists records, newest first; names, tags, notes, deletes and prunes them."""
     if context.invoked_subcommand is not None:
         context.meta["records"] = record
         return
@@ -133,7 +133,8 @@ def list_them(
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=200)  # for another program: nothing is cut
+        # For another program nothing is cut, unless it asks for a width.
+        console = Console(highlight=False, markup=False, width=None if "COLUMNS" in all_variables() else 200)
     if not shown:
         console.print(
             "No records match." if library.names() else "No records yet. Make one: paceline run -n 2 train.py"

@@ -31,8 +31,8 @@ LABELS = ("--name", "--tag", "--note")  # of one record: another command makes a
 
 
 def another_verb(context: Any, typed: Sequence[str], verb: str, options: Sequence[str]) -> str:
-    """The command line of another verb for the same script: `options`, then those that were typed and that this verb
-    has, too, without those that `options` replace, and without labels. `typed`: the words after `paceline`."""
+    """The command line of another verb for the same script: `options`, then those that were typed and that mean the
+    same there, without those that `options` replace, and without labels. `typed`: the words after `paceline`."""
     words = split(context.command, typed[1:])
     command = context.parent.command.commands[verb]
     known, given = options_of(command), {known_as for known_as in options_of(command) if known_as in options}
@@ -43,7 +43,9 @@ def another_verb(context: Any, typed: Sequence[str], verb: str, options: Sequenc
         option = options_of(context.command)[name_of(word)]
         value = list(_next(waiting)) if takes_value(option) and word == name_of(word) else []
         there = known.get(name_of(word))
-        if there is not None and id(there) not in replaced and name_of(word) not in LABELS:
+        # Of the same name and another help (--steps of run, profile and scale) is another option.
+        means_the_same = there is not None and there.help == option.help
+        if means_the_same and id(there) not in replaced and name_of(word) not in LABELS:
             kept += [word, *value]
     return Words(own=kept, script=words.script, rest=words.rest).line(f"paceline {verb}", first=options)
 

@@ -149,11 +149,13 @@ def _wrong(default: Default, takes: str) -> UsageError:
 
 
 def _from_variables(program: Any, environment: Mapping[str, str]) -> Iterator[Default]:
+    names = [name for name in sorted(environment) if name.startswith(PREFIX)]
+    names = [name for name in names if name not in NO_OPTIONS and not name.startswith(OF_TESTS)]
+    if not names:
+        return  # most often: then no verb has to be read
     verbs = {"-".join(path): path for path, _ in _commands(program)}
     options = _all_keys(program)
-    for name in sorted(environment):
-        if not name.startswith(PREFIX) or name in NO_OPTIONS or name.startswith(OF_TESTS):
-            continue
+    for name in names:
         key = name.removeprefix(PREFIX).lower().replace("_", "-")
         of = max((verb for verb in verbs if key.startswith(f"{verb}-")), key=len, default="")
         own = key.removeprefix(f"{of}-")

@@ -286,7 +286,12 @@ def finish(
     plots: Sequence[Path | None],
     quiet: bool,
 ) -> NoReturn:
-    """Prints the paths of the plots and the record, prints the document with --json, and ends the verb."""
+    """Prints why the verb has failed, also when quiet, and the paths of the plots and the record; prints the document
+    with --json, and ends the verb."""
+    if (error := told.get("error")) and code:
+        ended = "stopped" if error["type"] == "Interrupted" else "failed"
+        stderr().print(f"{ended}: {error['message']}", style="bold red" if ended == "failed" else "", soft_wrap=True)
+        stderr().print(f"  {error['advice']}", soft_wrap=True)
     if not quiet:
         console.print()
         for plot in plots:

@@ -7,21 +7,24 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from paceline import __version__
 from paceline.cli.shared.defaults import Default
-from paceline.cli.shared.terminal import open_folder
-from paceline.launch import Zygote
 from paceline.record.about.labels import Labels, write_labels
 from paceline.record.about.lock import hold
 from paceline.record.about.origin import add_resumed, describe, without_secrets, write_origin
+from paceline.record.refuge import new_folder_somewhere
 from paceline.record.schema import SCHEMA
 from paceline.record.stopping import stop
 from paceline.settings import all_variables
+
+if TYPE_CHECKING:
+    import typer
+
+    from paceline.launch import Zygote
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class Session:
     ) -> Path:
         """Makes the folder of this command's record, which knows from now on what made it. In a temporary folder, with
         a warning, if the disk of `parent` is full or read-only."""
-        self.record = open_folder(parent, name, share=share)
+        self.record = new_folder_somewhere(parent, name, tell=_warn, share=share)
         self._take()
         try:
             origin, changes = describe(self.command, all_variables(), script=script, record=self.record.absolute())
@@ -89,6 +92,8 @@ class Session:
     def workers(self) -> Zygote:
         """The zygote; started now if it does not run yet."""
         if self.zygote is None:
+            from paceline.launch import Zygote  # slow to import, and most verbs that come here have one
+
             self.zygote = Zygote.start()
         return self.zygote
 
@@ -104,3 +109,9 @@ class Session:
             head["command"] = shlex.join(without_secrets(self.command))
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(head | document)) + b"\n")
         sys.stdout.flush()
+
+
+def _warn(text: str) -> None:
+    from paceline.cli.shared.terminal import stderr  # slow to import
+
+    stderr().print(f"paceline: {text}", style="yellow", soft_wrap=True)

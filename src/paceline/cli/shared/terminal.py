@@ -12,7 +12,6 @@ from rich.text import Text
 
 from paceline.charts.chart import Chart
 from paceline.record.phases import AT_SEAMS, CHECK, EVALUATION, PHASES
-from paceline.record.refuge import new_folder_somewhere
 from paceline.record.stopping import stop
 from paceline.units import percent, seconds
 
@@ -36,15 +35,6 @@ class TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         left = None if task.total is None or task.finished else task.time_remaining
         return Text("" if left is None else f"{seconds(left)} left")
-
-
-def open_folder(parent: Path, name: str, *, share: bool = False) -> Path:
-    """A new record's folder; in a temporary folder, with a warning, if this one's disk is full or read-only."""
-
-    def tell(text: str) -> None:
-        stderr().print(f"paceline: {text}", style="yellow", soft_wrap=True)
-
-    return new_folder_somewhere(parent, name, tell=tell, share=share)
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Progress:
@@ -101,8 +91,7 @@ def bar(width: float) -> str:
 
 
 def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
-    """Draws charts into the record and returns the file. None if there is no chart, or if matplotlib is missing, which
-    prints a line."""
+    """Draws charts into the record and returns the file. None if there is no chart, or if it cannot be written."""
     from paceline.charts.svg import write_svg
 
     if not charts:
@@ -111,10 +100,5 @@ def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
         write_svg(charts, path, title=Path(script).name)
     except OSError as error:
         stop(path, error)
-        return None
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        stderr().print("No plot: matplotlib is not installed. Type: pip install matplotlib", style="dim")
         return None
     return path

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from rich.console import Console
+
 from paceline.errors import RecordError
 from paceline.record import read_steps
 from paceline.record.phases import CHECK
@@ -26,6 +28,13 @@ def verdict_of(outcome: Outcome) -> str:
     if outcome.failed_rank is None:
         return f"failed: {cause}" if cause else f"failed with exit code {outcome.exit_code}"
     return f"failed: worker {outcome.failed_rank} {cause}"
+
+
+def show_ending(console: Console, outcome: Outcome) -> None:
+    """Prints how a run has ended, unless it has succeeded."""
+    if verdict := verdict_of(outcome):
+        style = "bold red" if outcome.exit_code and not outcome.interrupted else ""
+        console.print(verdict, style=style, soft_wrap=True)
 
 
 def wall_clock_of(record: Path, warm_up: int, outcome: Outcome) -> WallClock | None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from paceline.advise import Finding
+    from paceline.advise.finding import Finding
 
 
 def show_findings(console: Console, found: list[Finding]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from paceline.converge.noise.critical_batch import CriticalBatch, critical_batch
 from paceline.errors import RecordError
 from paceline.units import percent
+
+if TYPE_CHECKING:
+    from paceline.converge.noise.critical_batch import CriticalBatch
 
 
 def show_noise(console: Console, found: CriticalBatch | None, batch: float) -> None:
@@ -35,6 +37,8 @@ def show_noise(console: Console, found: CriticalBatch | None, batch: float) -> N
 
 def find_noise(record: Path) -> CriticalBatch | None:
     """None if nothing could be measured; a notice of the run gives the reason."""
+    from paceline.converge.noise.critical_batch import critical_batch  # imports numpy
+
     try:
         return critical_batch(record)
     except RecordError:

@@ -25,13 +25,10 @@ ADVICE = {
 }
 
 
-def show_verdict(console: Console, verdict: Verdict, *, quiet: bool, problems: Console) -> None:
-    """Prints the table, the knee, and why the sweep ended. Problems are printed also when quiet."""
+def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
+    """Prints the table, the knee, and why the sweep ended."""
     if verdict.interrupted:
         console.print("interrupted: these are the results of the finished trials", style="yellow")
-    if verdict.ceiling.broken or (verdict.largest is None and not verdict.interrupted):
-        problems.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
-        problems.print(f"  {advice(verdict)}", soft_wrap=True)
     if quiet or verdict.largest is None:
         return
     console.print()

@@ -109,7 +109,7 @@ def _check_hosts(hosts: str | None, hostfile: str | None) -> None:
     if other is not None:
         raise UsageError(
             f"horovod.run(hosts=…) runs a function on this host, and {other} is another one.",
-            advice="Put the function into a script, and type: horovodrun -np 4 -H a:2,b:2 python train.py",
+            advice="Put the function into a script, and type: paceline-horovodrun -np 4 -H a:2,b:2 python train.py",
         )
 
 

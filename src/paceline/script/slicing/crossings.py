@@ -12,7 +12,7 @@ average sums the gradients computed in slices and leaves those computed whole un
     share   w → l     the same tensor                  average over the workers
 
 Each backward is written with the other crossings, so that gradients of gradients work as well. The derivation is in
-docs/same-numbers.md. Every worker calls each crossing, forward and backward, in the same order.
+docs/gradients.md. Every worker calls each crossing, forward and backward, in the same order.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.advise.finding import mods_of, read_findings
 from paceline.errors import RecordError
 from paceline.record import read_run
 from paceline.trials.tune.candidates import MORE, Candidate, name_of
@@ -18,8 +19,6 @@ def advised(script: str, *, module: bool, records: Path) -> tuple[list[str], Pat
     found = [path.parent for path in records.glob("*/findings.json") if _script_of(path.parent) == ours]
     if not found:
         return [], None
-    from paceline.advise import mods_of, read_findings  # imported late: slow to import
-
     newest = max(found, key=lambda folder: (folder / "findings.json").stat().st_mtime)
     return mods_of(read_findings(newest)), newest
 

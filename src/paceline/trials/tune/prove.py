@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from paceline.advise import Finding
+from paceline.advise.finding import Finding
 from paceline.advise.wording import command
 from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status

@@ -10,7 +10,8 @@ from paceline.units import percent, rate, seconds, size
 from paceline.view.pages.series import results
 from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
-from paceline.view.records.record import FROM_ELSEWHERE, Opened
+from paceline.view.records.reading import FROM_ELSEWHERE
+from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Findings, Note, Page, SplitBlock, Tile, Tiles
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.findings import read_findings

@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.record import Outcome, Run, write_run
 from paceline.tables.trace.columns import rank_in
 from paceline.tables.trace.files import prove_trace
-from paceline.view.records.record import FROM_ELSEWHERE
+from paceline.view.records.reading import FROM_ELSEWHERE
 
 
 def adopt(paths: Sequence[Path], root: Path) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import RecordError
-from paceline.view.records.record import FROM_ELSEWHERE, Opened
+from paceline.view.records.reading import FROM_ELSEWHERE
+from paceline.view.records.record import Opened
 
 SERIES = ("scale", "sweep", "tune", "converge", "bandwidth")  # verbs that run a series of trials
 

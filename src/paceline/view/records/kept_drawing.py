@@ -13,7 +13,8 @@ from paceline.tables.trace import column_file
 from paceline.tables.trace.column_file import DAMAGED, ColumnFile
 from paceline.tables.trace.columns import LATEST
 from paceline.view.records.layout import KINDS, StepMark, StepSpans, Track
-from paceline.view.records.record import FROM_ELSEWHERE, Opened
+from paceline.view.records.reading import FROM_ELSEWHERE
+from paceline.view.records.record import Opened
 
 WORTH_IT = 100_000  # spans; fewer are laid out in a moment
 _LAST = 1000 * LATEST  # nanoseconds

@@ -11,17 +11,22 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
-from paceline.record.about.labels import Labels
+from paceline.record.about.labels import Labels, read_labels
+from paceline.record.about.origin import read_origin
+from paceline.record.folder import TRACES
 from paceline.record.inside import Folder
 from paceline.record.schema import Run
-from paceline.tables.figures import Figures, columns_in, figures, kept_figures
-from paceline.tables.records import TRACES
+from paceline.tables.delays import Columns
+from paceline.tables.figures import Figures, columns_of, figures, kept_figures
 from paceline.view.records.headline import headline
-from paceline.view.records.record import Opened, state_of
-from paceline.view.records.steps import read_steps
+from paceline.view.records.reading import read_bounded_run, read_tail, state_of
 from paceline.view.server.limits import ViewLimits
+
+if TYPE_CHECKING:
+    from paceline.view.records.record import Opened
 
 OPEN = 8  # records kept in memory; all their traces together may have ViewLimits.events events
 MOST_RUNS = 5000  # records in the list: the newest
@@ -88,6 +93,8 @@ class Library:
 
     def open(self, name: str) -> Opened:
         """Opens a record. Returns the same object until a file of the record changes."""
+        from paceline.view.records.record import Opened  # needs the extra `view`, and lists do not
+
         name = name.strip("/")
         folder = self.find(name)
         stamp = _stamp(folder)
@@ -138,14 +145,14 @@ class Library:
 
 def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
     """A record's line in a list, and its run. Raises RecordError if the record cannot be opened."""
-    opened = Opened.of(name, folder)
-    run = opened.run
+    run = read_bounded_run(folder)
     found, problem = Figures(), ""
     try:
         # Only the end of a long run's steps is read if it did not keep its figures, so that it does not slow the list.
-        found = kept_figures(folder) or figures(columns_in(read_steps(folder, opened.ranks, most=MOST_STEPS).frame))
+        found = kept_figures(folder) or figures(_ends(run, folder))
     except RecordError as error:
         problem = error.message
+    origin = read_origin(folder)
     entry = RecordEntry(
         name=name,
         verb=run.verb,
@@ -156,17 +163,24 @@ def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
         steps=found.steps or (run.outcome.steps if run.outcome else None),
         samples_per_s=found.samples_per_s or None,
         figures=found,
-        labels=opened.labels,
-        command=opened.origin.line if opened.origin else "",
+        labels=read_labels(folder),
+        command=origin.line if origin else "",
         batch=found.batch or None,
         loss=found.last_loss,
         seconds=run.outcome.seconds if run.outcome else None,
         state=state_of(run, folder),
-        traced=bool(opened.trace_paths),
+        traced=any(folder.names(pattern) for pattern in TRACES),
         result=headline(run, folder),
         problem=problem,
     )
     return entry, run
+
+
+def _ends(run: Run, folder: Folder) -> dict[int, Columns]:
+    """The last steps of every worker."""
+    ranks = sorted({worker.rank for worker in run.workers})
+    each = MOST_STEPS // max(len(ranks), 1)
+    return {rank: columns_of(read_tail(folder.file(f"steps.rank{rank}.jsonl"), each)[0]) for rank in ranks}
 
 
 def _workers(run: Run) -> int | None:

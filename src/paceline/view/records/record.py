@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,9 +13,8 @@ import anyio
 import msgspec
 
 from paceline.errors import PacelineError, RecordError
-from paceline.record import Run, read_run
+from paceline.record import Run
 from paceline.record.about.labels import Labels, read_labels
-from paceline.record.about.lock import is_held
 from paceline.record.about.origin import Origin, read_origin
 from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
@@ -27,14 +25,11 @@ from paceline.tables.trace.files import read_traces
 from paceline.tables.trace.kept import keep, read_kept
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
+from paceline.view.records.reading import FROM_ELSEWHERE, LARGEST, read_bounded_run, state_of, trials_in
 from paceline.view.records.steps import Steps, read_steps
 from paceline.view.server.limits import ViewLimits
 
-LARGEST = 16 << 20  # bytes of a JSON document; Paceline writes a few kilobytes
-MOST_WORKERS = 4096
 TOGETHER = 4  # copies of traces that are read at the same time
-FROM_ELSEWHERE = "trace"  # the verb in a record of traces that were taken elsewhere
-ALIVE = 60.0  # seconds without a new line, after which a run without an outcome counts as killed
 
 T = TypeVar("T")
 
@@ -85,17 +80,7 @@ class Opened:
     @classmethod
     def of(cls, name: str, folder: Folder, limits: ViewLimits | None = None) -> Opened:
         """Raises RecordError if there is no record, or if the record does not fit in memory."""
-        try:
-            run = read_run(folder, most=LARGEST)
-        except RecursionError as error:
-            raise RecordError(
-                f"{folder.file('run.json')} is nested too deeply: Paceline did not write this file."
-            ) from error
-        if len(run.workers) > MOST_WORKERS:
-            raise RecordError(
-                f"{folder.file('run.json')} lists {len(run.workers):,} workers; pages show at most {MOST_WORKERS:,}."
-            )
-        return cls(name, folder, run, limits or ViewLimits())
+        return cls(name, folder, read_bounded_run(folder), limits or ViewLimits())
 
     def once(self, what: str, make: Callable[[], T], *, instead: str = "") -> T:
         """The result of `make`, computed once, within the time limit of a page; an error is kept as well. `what` begins
@@ -207,38 +192,3 @@ class Opened:
                 f"{file} is damaged: {error or 'the JSON is nested too deeply'}.",
                 advice="The record's other files may be intact: open its other pages.",
             ) from error
-
-
-def trials_in(folder: Folder) -> list[str]:
-    """Names of the folders in `trials` that hold a record; empty if `trials` is not a folder."""
-    trials = folder.folder("trials")
-    try:
-        return [name for name in trials.names("[!.]*") if _holds_record(trials.folder(name))]
-    except (OSError, RecordError):
-        return []
-
-
-def _holds_record(folder: Folder) -> bool:
-    try:
-        return folder.file("run.json").exists()
-    except RecordError:
-        return False  # a link or a file, not a folder
-
-
-def state_of(run: Run, folder: Folder) -> str:
-    """The state of a run: running, succeeded, failed or stopped (by the user, or because the launcher was killed); or
-    opened, of traces that no run of Paceline made."""
-    outcome = run.outcome
-    if run.verb == FROM_ELSEWHERE:
-        return "opened"
-    if outcome is not None:
-        return "stopped" if outcome.interrupted else "failed" if outcome.exit_code else "succeeded"
-    if is_held(folder.path):
-        return "running"
-    latest = run.started
-    names = (*folder.names("steps.rank*.jsonl"), *folder.names("log.rank*.txt"))
-    files = [*map(folder.file, names), *(folder.folder("trials", name).file("run.json") for name in trials_in(folder))]
-    for file in files:
-        stat = file.stat()
-        latest = max(latest, stat.st_mtime if stat is not None else 0.0)
-    return "running" if time.time() - latest < ALIVE else "stopped"

@@ -22,8 +22,8 @@ from paceline.record.samples import FILE, Sample
 from paceline.tables.running import RunningFigures
 from paceline.view.pages.logs import printable
 from paceline.view.records.library import Library
+from paceline.view.records.reading import parse
 from paceline.view.records.record import Opened
-from paceline.view.records.steps import parse
 from paceline.view.ui.wording import say
 
 EVERY = 0.5  # seconds between two polls

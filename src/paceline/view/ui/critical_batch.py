@@ -14,7 +14,8 @@ from paceline.errors import RecordError
 from paceline.record import read_run
 from paceline.record.inside import Folder
 from paceline.record.noise import read_noise
-from paceline.view.records.record import LARGEST, Opened
+from paceline.view.records.reading import LARGEST
+from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Tile
 
 HOW = (

@@ -76,8 +76,8 @@ class Member:
                 heard = time.monotonic()
                 message = decoder.decode(joined(self._socket.recv_multipart()))
                 if isinstance(message, wire.Over):
-                    if message.message:
-                        self._tell(f"the run has ended: {message.message}")
+                    how = f": {message.message}" if message.message else f", with exit code {message.code}"
+                    self._tell(f"the run has ended{how if message.message or message.code else ''}")
                     return message.code
                 self._do(message)
             if self._agent is not None and not left and (why := self._agent.ended()) is not None:
@@ -101,6 +101,7 @@ class Member:
             # Each host runs the script in the folder where its own command was typed.
             boot = msgspec.structs.replace(msgspec.json.decode(message.boot, type=Boot), folder=os.getcwd())
             self._agent = ProcessAgent(agent_command(message.variables), msgspec.json.encode(boot))
+            self._tell(f"this host has joined the run at {self._asked.place}")
         elif isinstance(message, wire.Stop) and self._agent is not None:
             self._agent.kill(message.patience)
             self._agent = None

@@ -12,8 +12,8 @@ from paceline.errors import RecordError
 from paceline.trials.converge import charts
 from paceline.trials.converge.series import ALONE, Row, Verdict
 from paceline.units import count, percent
+from paceline.view.records.reading import read_tail
 from paceline.view.records.record import Opened
-from paceline.view.records.steps import read_tail
 from paceline.view.ui.blocks import Block, CommandBlock, Note, Tile, Tiles
 from paceline.view.ui.critical_batch import critical_notes
 from paceline.view.ui.grid import Column, Grid
