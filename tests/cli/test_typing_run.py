@@ -324,7 +324,7 @@ def test_an_error_of_ours_that_has_a_name_gets_no_traceback(launched, paceline_)
     launched.raises = LaunchError("torch cannot be imported", advice="paceline doctor")
     code, _, err = paceline_("run", "train.py")
     assert code == 1
-    assert err.startswith("paceline: torch cannot be imported\n  paceline doctor")
+    assert err.startswith("failed: torch cannot be imported\n  paceline doctor\nrecord: ")
     assert FakeZygote.started[0].closed
 
 

@@ -215,9 +215,9 @@ def test_a_missing_folder_says_what_to_type(launched, paceline_):
 
 
 def test_a_list_for_another_program_has_the_width_that_this_asks_for(three, paceline_, monkeypatch):
-    assert max(map(len, paceline_("runs")[1].splitlines()[:-1])) > 72  # nothing is cut
-    monkeypatch.setenv("COLUMNS", "72")
+    assert max(map(len, paceline_("runs")[1].splitlines()[:-1])) > 64  # nothing is cut
+    monkeypatch.setenv("COLUMNS", "64")
     _, out, _ = paceline_("runs")
     *table, _ = out.splitlines()  # the last line names the folder
-    assert max(map(len, table)) <= 72
+    assert max(map(len, table)) <= 64
     assert all(folder.name in out for folder in three)
