@@ -400,7 +400,8 @@ class Watch:
             self._ask(over, now)  # once more, with the stacks of now
         elif over is not None:
             rank = stall.blame(over, now)
-            default = "" if self._inspector.abort is not None else f": {stall.ABORT / 60:.0f} minutes by default"
+            limit = self._inspector.limit(over, self.standings, now)
+            default = "" if self._inspector.abort is not None else f": {limit / 60:.0f} minutes by default"
             cause = f"{stall.why(over, rank, now)} (--stall-abort{default})"
             self._failures.add(Failure(rank=rank, kind=FailureKind.STALLED, at=now, cause=cause, exit_code=1))
 

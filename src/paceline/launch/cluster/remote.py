@@ -241,7 +241,9 @@ class RemoteHost:
                 self.swept = True
                 raise LaunchError(f"On {self.name}: {message.message}", advice=message.advice)
             elif isinstance(message, wire.States):
-                self._letters, self._warning = message.letters, message.warning
+                self._letters = message.letters
+            elif isinstance(message, wire.Warned):
+                self._warning = message.text
 
     def say(self, message: wire.ToAgent) -> None:
         self._agents.send(self.number, message)
