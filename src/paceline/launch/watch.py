@@ -31,6 +31,7 @@ from paceline.record import last_step, stopping
 from paceline.record.folder import log_path
 from paceline.record.logs import open_log
 from paceline.record.schema import FailureKind
+from paceline.record.servers import read_reports
 from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.units import count
@@ -261,6 +262,12 @@ class Watch:
         if left[0] != self._voice.rank:
             for missed in self._voice.move(left[0]):
                 self._tell(missed)
+
+    @property
+    def strangers(self) -> int:
+        """Connections to workers' and servers' ports from processes without the key of the run."""
+        told = sum(standing.beat.strangers for standing in self.standings if standing.beat)
+        return told + sum(report.refused for report in read_reports(self._record))
 
     @property
     def left_with(self) -> int | None:

@@ -21,8 +21,8 @@ from paceline.launch import messages
 from paceline.launch.processes import is_frozen
 
 ABORT = 1800.0  # seconds that a run is stalled before it is ended, unless another limit was typed
-# Before the first step, a worker that answers and that others wait for has so many times as long: a first compilation or
-# a download looks like a hang.
+# Before the first step, a worker that answers and that others wait for has so many times as long: a first compilation
+# or a download looks like a hang.
 AT_START = 4.0
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
 # Seconds without a heartbeat after which the launcher reads the worker's state from the kernel. Heartbeats come every
