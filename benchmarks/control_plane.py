@@ -39,9 +39,9 @@ import msgspec
 from paceline.comm.called_off import Regrouping
 from paceline.comm.link import messages as say
 from paceline.comm.link.members import Members
-from paceline.errors import PacelineError
+from paceline.errors import LaunchError, PacelineError
 from paceline.launch import messages
-from paceline.launch.cluster import controller, facts, wire
+from paceline.launch.cluster import controller, facts, preflight, wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.events import Event
@@ -133,7 +133,6 @@ class Host:
             place = f"{members.generation}/letters"
             store.set(f"{place}{rank}", b"x" * 100)  # an address, a key and a token
             for peer in range(world):
-                members.look()
                 store.get(f"{place}{peer}")
 
         try:
@@ -220,7 +219,7 @@ class Played:
     def __init__(self, count: int, lines: list[Connection]) -> None:
         self._count, self._lines = count, lines
         self._boots: list[list[wire.Boot]] = [[] for _ in lines]
-        self.lost: set[int] = set()
+        self._booted, self.lost = False, set[int]()
         self._lock = threading.Lock()
 
     def hosts(self) -> list[HostSpec]:
@@ -229,7 +228,10 @@ class Played:
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> PlayedHost:
         boot = msgspec.json.decode(secret_on_stdin, type=wire.Boot)
         self._boots[boot.number % len(self._lines)].append(msgspec.structs.replace(boot, addresses=("127.0.0.1",)))
+        if self._booted:
+            raise LaunchError("some hosts could not be used, and the run starts again without them")
         if boot.number == self._count - 1:
+            self._booted = True
             self.ask("boot", self._boots)
         return PlayedHost(self, boot.number)
 
@@ -254,7 +256,7 @@ class PlayedHost:
         pass
 
 
-def drive(backend: Played, count: int, limit: float, told: list[str]) -> None:
+def drive(backend: Played, count: int, limit: float, tell: Callable[[str], None]) -> None:
     """Beside the controller: measures one phase after the other."""
     begun = time.monotonic()
 
@@ -269,15 +271,15 @@ def drive(backend: Played, count: int, limit: float, told: list[str]) -> None:
     try:
         words, cpu, _ = until(lambda: sum(backend.ask("begun")) == count)
         words = words if words.startswith("over") else f"{time.monotonic() - begun:8.1f} s"
-        told.append(f"{count:6} hosts  start       {words}, controller {cpu:6.1f} s of CPU")
+        tell(f"start       {words}, controller {cpu:6.1f} s of CPU")
         if words.startswith("over"):
             return
         before, cpu = backend.ask("counts"), time.process_time()
         time.sleep(QUIET)
         after, cpu = backend.ask("counts"), time.process_time() - cpu
         sent, heard = (sum(a[n] - b[n] for a, b in zip(after, before, strict=True)) / QUIET for n in (0, 1))
-        told.append(
-            f"{count:6} hosts  heartbeats  {sent:6.0f} messages/s to the controller, {heard:6.0f} from it, "
+        tell(
+            f"heartbeats  {sent:6.0f} messages/s to the controller, {heard:6.0f} from it, "
             f"{100 * cpu / QUIET:5.1f} % of a core"
         )
         lost = set(range(count - max(1, count // 10), count))
@@ -288,8 +290,8 @@ def drive(backend: Played, count: int, limit: float, told: list[str]) -> None:
         words, cpu, _ = until(lambda: sum(done for done, _ in backend.ask("grouped")) == left)
         backend.ask("finish")
         asked = sum(backend.ask("asked"))
-        told.append(
-            f"{count:6} hosts  {len(lost):3} lost    {words}, controller {cpu:6.1f} s of CPU, "
+        tell(
+            f"{len(lost):3} lost    {words}, controller {cpu:6.1f} s of CPU, "
             f"{asked:,} requests to the store ({asked / left:,.0f} a host)"
         )
     finally:
@@ -297,28 +299,30 @@ def drive(backend: Played, count: int, limit: float, told: list[str]) -> None:
             backend.ask("finish")
 
 
-def measure(count: int, limit: float, folder: Path) -> list[str]:
+def measure(count: int, limit: float, folder: Path) -> None:
     pairs = [multiprocessing.Pipe() for _ in range(PROCESSES)]
     context = multiprocessing.get_context("fork")
     players = [context.Process(target=play, args=(there,)) for _, there in pairs]
     for player in players:
         player.start()
-    backend, told = Played(count, [here for here, _ in pairs]), list[str]()
+
+    def tell(text: str) -> None:
+        print(f"{count:6} hosts  {text}", flush=True)
+
+    backend = Played(count, [here for here, _ in pairs])
     run = RunSettings(script="train.py", workers=count, elastic=1, stall_warning=0.0, stall_abort=0.0)
     said: list[Event] = []
-    driver = threading.Thread(target=drive, args=(backend, count, limit, told))
+    driver = threading.Thread(target=drive, args=(backend, count, limit, tell))
     driver.start()
     at = time.monotonic()
     try:
         controller.launch_on(run, backend, record=folder / f"record{count}", on_event=said.append)
     except PacelineError as error:
-        told.append(f"{count:6} hosts  ended after {time.monotonic() - at:.1f} s: {str(error)[:300]}")
-        limit = 0.0
+        tell(f"ended after {time.monotonic() - at:.1f} s: {str(error)[:300]}")
     driver.join()
     backend.ask("close")
     for player in players:
         player.join()
-    return told
 
 
 def main() -> None:
@@ -327,6 +331,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for one phase")
     args = parser.parse_args()
     global FOUND
+    preflight.TRIAL = 60.0  # all hosts share the cores of this machine
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     folder = Path(tempfile.mkdtemp())
@@ -336,8 +341,7 @@ def main() -> None:
         Path("train.py").write_text("")
         FOUND = facts.find("train.py", str(folder))
         for count in map(int, args.hosts.split(",")):
-            for line in measure(count, args.limit, folder):
-                print(line, flush=True)
+            measure(count, args.limit, folder)
     finally:
         os.chdir(home)
         shutil.rmtree(folder)

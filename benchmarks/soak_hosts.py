@@ -9,7 +9,7 @@ auto`. A fault comes every 20 s on average, drawn from the seed and the number o
 - a worker, an agent or the controller is killed; the controller is started again and goes on from the last save;
 - a worker is frozen (1 to 4 s), or all of a host (1 to 15 s: after 10 it is lost);
 - the link of a host is cut (1 to 15 s);
-- the disk of the record and of the saves, a small tmpfs, is full (2 to 10 s);
+- the disk of the record, a small tmpfs, is full (2 to 10 s);
 - the disk of a host is slow: each call that opens or replaces a file, or waits for the disk, takes 0.3 s longer (5 to
   15 s);
 - the clock of a host jumps, up to a day ahead or back, and stays there.
@@ -386,7 +386,7 @@ def main() -> None:
         while any(hosts.processes().values()) and time.monotonic() < by:
             time.sleep(0.2)
         left = [f"{name}: {line}" for name, lines in hosts.processes().items() for line in lines]
-    left += [str(path) for path in (folder / "tmp").iterdir()]
+    left += [str(path) for path in (folder / "tmp").iterdir() if not path.name.startswith("torchinductor")]
     lines, steps, wrong = wrong_lines(folder)
     told = [f"piece {piece}, seed {args.seed}: {(time.monotonic() - begun) / 60:.1f} minutes, {run.starts} starts"]
     told += ["faults: " + (", ".join(f"{number} {kind}" for kind, number in count.most_common()) or "none")]

@@ -170,11 +170,14 @@ class Watch:
         if now - self._turned_at > _AWAY:
             self._inspector.excuse(now)
         self._turned_at = now
+        lost: dict[Host, HostLostError] = {}
         for host in [host for host in self._hosts if host not in self._gone]:
             try:
                 self._take(host, ready)
             except HostLostError as error:
-                self._lose(host, error)
+                lost[host] = error
+        if lost:
+            self._lose(lost)
         if self._signals.bell in ready:
             os.eventfd_read(self._signals.bell)
             while self._signals.warned:
@@ -233,21 +236,24 @@ class Watch:
             self.notices.append(notice)
             self._tell(Notice(notice))
 
-    def _lose(self, host: Host, error: HostLostError) -> None:
-        """A host is lost: the run fails, unless it is elastic and enough workers are left."""
-        lost = sorted(self._live & {*host.ranks})
+    def _lose(self, errors: dict[Host, HostLostError]) -> None:
+        """Hosts are lost: the run fails, unless it is elastic and enough workers are left. They then form one new
+        group, however many hosts are lost at once."""
+        lost = {rank for host in errors for rank in host.ranks} & self._live
         if self._least is None or self._kill_at is not None or len(self._live) - len(lost) < max(self._least, 1):
-            raise error
-        self._gone.add(host)
-        host.destroy()
-        self._on_lost(host)
-        now, cause = time.monotonic(), f"was on the host {host.name}, which is lost: {error.why}"
-        for rank in lost:
-            self.standings[rank].ended = True
-            self._live.discard(rank)
-            self._farewell_by.pop(rank, None)
-        failures = [Failure(rank=r, kind=FailureKind.KILLED, at=now, cause=cause, exit_code=1) for r in lost]
-        self._go_on_without(failures, error.message.rstrip("."))
+            raise next(iter(errors.values()))
+        now, failures = time.monotonic(), list[Failure]()
+        for host, error in errors.items():
+            self._gone.add(host)
+            host.destroy()
+            self._on_lost(host)
+            cause = f"was on the host {host.name}, which is lost: {error.why}"
+            for rank in sorted(lost & {*host.ranks}):
+                self.standings[rank].ended = True
+                self._live.discard(rank)
+                self._farewell_by.pop(rank, None)
+                failures.append(Failure(rank=rank, kind=FailureKind.KILLED, at=now, cause=cause, exit_code=1))
+        self._go_on_without(failures, " ".join(error.message for error in errors.values()).rstrip("."))
 
     def _go_on_without(self, failures: list[Failure], what: str) -> None:
         """The other workers form a group without these. The lowest rank speaks for the run."""
