@@ -19,7 +19,7 @@ import zmq
 
 from paceline import threads
 from paceline.comm.link.messages import ROOM, left_key, left_text
-from paceline.errors import PacelineError, RecordError
+from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch import messages
 from paceline.launch.events import Asking, Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
@@ -241,7 +241,9 @@ class Watch:
         group, however many hosts are lost at once."""
         lost = {rank for host in errors for rank in host.ranks} & self._live
         if self._least is None or self._kill_at is not None or len(self._live) - len(lost) < max(self._least, 1):
-            raise next(iter(errors.values()))
+            first = next(iter(errors.values()))
+            # A run that was told to end does not start again on the hosts that are left.
+            raise first if self.interrupted is None else LaunchError(first.message, advice=first.advice)
         now, failures = time.monotonic(), list[Failure]()
         for host, error in errors.items():
             self._gone.add(host)
@@ -277,10 +279,15 @@ class Watch:
 
     @property
     def left_with(self) -> int | None:
-        """PREEMPTED or JOINED, if all workers that were left have ended with that code."""
+        """PREEMPTED or JOINED, if all workers that were left have ended with that code. A run that was told to end
+        meanwhile does not start again with more workers: it has saved."""
         lost = {failure.rank for failure in self._lost}
         codes = {code for rank, code in self._codes.items() if rank not in lost}
-        return codes.pop() if self._saves and codes in ({PREEMPTED}, {JOINED}) else None
+        if not self._saves or codes not in ({PREEMPTED}, {JOINED}):
+            return None
+        if self.interrupted is None or codes == {PREEMPTED}:
+            return codes.pop()
+        return PREEMPTED if self.interrupted == signal.SIGTERM else None
 
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat
