@@ -16,7 +16,7 @@ from paceline.settings import JOINED, PREEMPTED, RunSettings, SaveSettings
     ("interrupted", "left_with"), [(None, JOINED), (signal.SIGTERM, PREEMPTED), (signal.SIGINT, None)]
 )
 def test_it_ends_and_does_not_start_again(tmp_path: Path, interrupted: int | None, left_with: int | None) -> None:
-    run = RunSettings(script="train.py", workers=2, elastic=1, most=2, saving=SaveSettings(folder=str(tmp_path)))
+    run = RunSettings(script="train.py", workers=0, elastic=1, most=2, saving=SaveSettings(folder=str(tmp_path)))
     with Signals() as signals, Watch(run, hosts=[], signals=signals, record=tmp_path, on_event=print) as watch:
         watch._codes = {0: JOINED, 1: JOINED}
         watch.interrupted = interrupted
