@@ -11,10 +11,10 @@ COMMAND = struct.pack("!BQ", 6, 48 << 20)  # a long command of ZMTP 3.0, of so m
 ENOUGH = 40 << 20  # bytes: more than the kernel holds
 
 
-def pour(port: int) -> int:
+def pour(port: int, address: str = "127.0.0.1") -> int:
     """Sends the beginning of a handshake, and then a command that does not end. Returns how many bytes of it could be
     sent until the other side closed the connection; `ENOUGH` if it never did."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
+    with socket.create_connection((address, port)) as connection:
         connection.settimeout(20)
         connection.sendall(GREETING)
         sent = 0

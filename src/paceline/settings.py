@@ -121,7 +121,7 @@ class RunSettings:
     saving: SaveSettings | None = None  # of the script's state
     restarts: int = 0  # how often a run that failed starts again, from the last save
     stall_warning: float = 60.0  # seconds
-    stall_abort: float | None = None  # seconds; 0: never; None: the default, which forgives a slow start
+    stall_abort: float | None = None  # seconds; 0: never; None: the default, longer before the first step
     staged: bool = True  # False: a measuring program, not a training script; it runs without a stage
     mods: tuple[str, ...] = ()  # as typed: name, or name=value
     autotune: bool = True  # try bucket sizes in the first steps

@@ -254,3 +254,32 @@ def test_too_few_workers_on_the_other_host_end_the_run(tmp_path: Path) -> None:
         said = run.stderr.read()
     assert run.returncode == 1
     assert "with workers 2 to 3, is lost" in said
+
+
+WITH_IMPORTS = """
+import sys, time, torch
+from paceline.comm.network import curve
+from paceline.settings import of_this_process
+"""
+# Before its last steps, worker 1 plays a process that has found a port of its own: the run's key it does not know.
+WITH_A_STRANGER = """
+    if step == 4 and of_this_process().rank == 1:
+        sys.path.insert(0, {tests!r})
+        import stranger
+        import psutil
+        (own,) = {{each.laddr for each in psutil.Process().net_connections() if each.status == "LISTEN"}}
+        assert stranger.pour(own.port, own.ip) < stranger.ENOUGH
+        while getattr(curve, "strangers", lambda: 1)() < 1:
+            time.sleep(0.01)
+"""
+
+
+def test_strangers_at_the_port_of_a_worker_are_told_of(typist: Typist, tmp_path: Path) -> None:
+    script = LONG.replace(f"range({STEPS})", "range(8)").replace("import torch\n", WITH_IMPORTS, 1)
+    tests = str(Path(__file__).parents[1])
+    (tmp_path / "train.py").write_text(script + WITH_A_STRANGER.format(tests=tests))
+    done = typist.type(tmp_path, "run", "--hosts", "localhost:1,127.0.0.1:1", "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "Strangers: 1 connection to the ports of this run came from processes that do not have its key" in done.stderr
+    )

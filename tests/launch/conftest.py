@@ -73,6 +73,7 @@ def play(zygote: Zygote, tmp_path: Path) -> Play:
         on_event: Callable[[Launched, Event], None] | None = None,
         oversubscribe: bool = False,
         arguments: tuple[str, ...] = (),
+        limit: float | None = None,
         **settings: object,
     ) -> Launched:
         script = tmp_path / "train.py"
@@ -86,7 +87,7 @@ def play(zygote: Zygote, tmp_path: Path) -> Play:
 
         run = RunSettings(script=str(script), workers=workers, arguments=arguments, **settings)  # type: ignore[arg-type]
         launched.outcome = launch(
-            run, zygote=zygote, record=launched.record, on_event=tell, oversubscribe=oversubscribe
+            run, zygote=zygote, record=launched.record, on_event=tell, oversubscribe=oversubscribe, limit=limit
         )
         return launched
 

@@ -1,4 +1,7 @@
-"""Hosts made of network namespaces on a bridge, each with an sshd of its own. Needs root, `ip` and sshd."""
+"""Hosts made of network namespaces on a bridge, each with an sshd of its own. Needs root, `ip` and sshd.
+
+Without sshd (`over_ssh=False`), a command that takes ssh's arguments enters the namespace.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,18 @@ from pathlib import Path
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
-def why_not() -> str:
+ENTER = """#!/bin/sh
+# ENTER -T -o OPTION … HOST COMMAND
+while [ "${{1#-}}" != "$1" ]; do [ "$1" = -o ] && shift; shift; done
+exec ip netns exec "{tag}n${{1#host}}" sh -c "$2"
+"""
+
+
+def why_not(*, over_ssh: bool = True) -> str:
     """Why there can be no such hosts here; empty if there can."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "network namespaces need root and ip"
-    if SSHD is None or not shutil.which("ssh"):
+    if over_ssh and (SSHD is None or not shutil.which("ssh")):
         return "there is no sshd (openssh-server)"
     name = f"pltry{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
@@ -69,20 +79,23 @@ def run(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def hosts(folder: Path, count: int) -> Iterator[Hosts]:
+def hosts(folder: Path, count: int, *, over_ssh: bool = True) -> Iterator[Hosts]:
     """Removes everything afterwards."""
-    assert SSHD is not None
     tag = f"pl{os.getpid() % 100000}"
     net = f"10.99.{os.getpid() % 200 + 20}"
     bridge = f"{tag}b"
     spaces, addresses = [f"{tag}n{n}" for n in range(count)], [f"{net}.{n + 1}" for n in range(count)]
     names, servers = [f"host{n}" for n in range(count)], []
-    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "host_key"))
-    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "user_key"))
-    (folder / "authorized").write_text((folder / "user_key.pub").read_text())
-    public = (folder / "host_key.pub").read_text()
-    (folder / "known_hosts").write_text("".join(f"{address} {public}" for address in addresses))
-    os.makedirs("/run/sshd", exist_ok=True)
+    if over_ssh:
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "host_key"))
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "user_key"))
+        (folder / "authorized").write_text((folder / "user_key.pub").read_text())
+        public = (folder / "host_key.pub").read_text()
+        (folder / "known_hosts").write_text("".join(f"{address} {public}" for address in addresses))
+        os.makedirs("/run/sshd", exist_ok=True)
+    else:
+        (folder / "enter").write_text(ENTER.format(tag=tag))
+        (folder / "enter").chmod(0o700)
     try:
         run("ip", "link", "add", bridge, "type", "bridge")
         run("ip", "addr", "add", f"{net}.254/24", "dev", bridge)
@@ -93,6 +106,9 @@ def hosts(folder: Path, count: int) -> Iterator[Hosts]:
             run("ip", "link", "set", f"{tag}v{number}", "master", bridge, "up")
             for words in (f"addr add {address}/24 dev eth0", "link set lo up", "link set eth0 up"):
                 run("ip", "-n", space, *words.split())
+            if not over_ssh:
+                continue
+            assert SSHD is not None
             config = folder / f"sshd{number}.conf"
             config.write_text(
                 f"ListenAddress {address}\nPort 22\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized\n"
@@ -109,9 +125,10 @@ def hosts(folder: Path, count: int) -> Iterator[Hosts]:
                 for name, address in zip(names, addresses, strict=True)
             )
         )
-        for address in addresses:
+        for address in addresses if over_ssh else ():
             _until_answers(address)
-        yield Hosts(names, f"ssh -F {folder}/ssh_config", folder, spaces, addresses)
+        command = f"ssh -F {folder}/ssh_config" if over_ssh else str(folder / "enter")
+        yield Hosts(names, command, folder, spaces, addresses)
     finally:
         for space in spaces:
             for pid in subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.comm.link import messages as say
 from paceline.errors import UsageError
+from paceline.launch.cluster import line as cluster_line
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import Listeners, connect_all, interfaces
 from paceline.launch.cluster.homing import Homing
@@ -100,7 +102,7 @@ def test_what_an_agent_says_arrives_and_what_a_stranger_says_does_not(agents: Ag
     assert until(host, wire.FromAgent) == wire.Ready()
     host.say(wire.Where(1))
     while not (heard := [message for message in line.receive() if not isinstance(message, wire.Alive)]):
-        line.socket.poll(100)
+        select.select([line.bell], [], [], 0.05)
     assert heard == [wire.Where(1)]
     for each in (stranger, line):
         each.close()
@@ -110,11 +112,11 @@ def test_strangers_take_no_memory_of_the_controller_and_are_counted(agents: Agen
     line = Line(boot_of(agents))
     line.send(wire.Ready())
     heard(line, wire.Alive)
-    assert agents.strangers() == ""
+    assert agents.strangers == 0
     for port in (agents.port, agents.store_port):
         assert stranger.pour(port) < stranger.ENOUGH
     by = time.monotonic() + 60
-    while not agents.strangers().startswith("Strangers: 2 connections to the ports of this run"):
+    while agents.strangers != 2:
         assert time.monotonic() < by
         time.sleep(0.01)
     line.close()
@@ -124,7 +126,7 @@ def heard(line: Line, kind: type) -> None:
     """Waits until an agent hears this of its controller."""
     by = time.monotonic() + 60
     while not any(isinstance(message, kind) for message in line.receive()):
-        line.socket.poll(50)
+        select.select([line.bell], [], [], 0.05)
         assert time.monotonic() < by, f"no {kind.__name__}"
 
 
@@ -134,6 +136,25 @@ def test_an_agent_hears_a_controller_that_is_busy_otherwise(agents: Agents) -> N
     line.send(wire.Ready())
     for _ in range(3):
         heard(line, wire.Alive)
+    line.close()
+
+
+def test_a_controller_hears_an_agent_that_is_busy_otherwise(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loop waits for a disk, or a driver. After `STUCK` seconds the host counts as silent."""
+    line = Line(boot_of(agents))
+    line.send(wire.Ready())
+    beats = 0
+    by = time.monotonic() + 60
+    while beats < 3:
+        agents.pump()
+        while agents.inboxes[0]:
+            beats += isinstance(agents.inboxes[0].popleft(), wire.States)
+        assert time.monotonic() < by, "no heartbeat without the agent's loop"
+        select.select([agents.bell], [], [], 0.05)
+    monkeypatch.setattr(cluster_line, "STUCK", 0.0)
+    while agents.silence(0) < 2 * wire.BEAT + 1.0:
+        assert time.monotonic() < by, "heartbeats of an agent whose loop does not go on"
+        select.select([], [], [], 0.05)
     line.close()
 
 

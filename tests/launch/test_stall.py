@@ -66,7 +66,7 @@ def test_nothing_is_a_stall_while_a_person_is_at_a_prompt() -> None:
     assert stalled.longest == 5.5
 
 
-def test_a_run_that_is_stalled_ends_after_half_an_hour_unless_it_has_not_made_a_step() -> None:
+def test_a_run_that_is_stalled_ends_after_half_an_hour_and_later_before_its_first_step() -> None:
     def gives_up(abort: float | None, step: int, waited: float, silent: float = 0.0) -> bool:
         standings = [
             WorkerStanding(0, beat(step=step, waiting="all_reduce", waited=waited), 5000.0),
@@ -75,7 +75,7 @@ def test_a_run_that_is_stalled_ends_after_half_an_hour_unless_it_has_not_made_a_
         return Inspector(60.0, abort).gives_up(standings, 5000.0) is not None
 
     assert [gives_up(None, 1, waited) for waited in (1799.0, 1800.0)] == [False, True]
-    assert not gives_up(None, 0, 4000.0), "the other one compiles, or downloads"
+    assert [gives_up(None, 0, waited) for waited in (7199.0, 7200.0)] == [False, True], "it compiles, or it hangs"
     assert gives_up(None, 0, 4000.0, silent=60.0), "… or it does not: it is frozen"
     assert gives_up(10.0, 0, 10.0), "a limit that was typed holds from the start"
     assert not gives_up(0.0, 1, 4000.0)
@@ -246,6 +246,16 @@ for step in range(8):
     model(torch.ones(8, 4)).pow(2).mean().backward()
     optimizer.step()
 """
+
+
+def test_a_worker_that_hangs_before_the_first_step_ends_the_run(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it answers, and no limit was typed."""
+    monkeypatch.setattr(stall, "AT_START", 6.0 / stall.ABORT)
+    monkeypatch.setattr(watch, "_STALE", 1.0)
+    launched = play(TRAINING.replace("step == 5", "step == 0"), stall_warning=1.0, limit=60.0)
+    assert (launched.outcome.exit_code, launched.outcome.failed_rank) == (1, 1), launched.outcome.message
+    assert "kept rank 0 waiting" in launched.outcome.message
+    assert "--stall-abort" in launched.outcome.message
 
 
 def names_the_loop(launched: Launched) -> None:

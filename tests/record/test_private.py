@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import RecordError
-from paceline.record import Run, StepWriter, new_folder, prepare, write_run
+from paceline.record import Run, StepWriter, new_folder, prepare, read_run, write_run
 from paceline.record import private as modes
 from paceline.record.logs import open_log
 from paceline.record.noise import Noise
@@ -143,3 +145,37 @@ def test_a_disk_without_rights_is_told(tmp_path, monkeypatch):
     with pytest.raises(RecordError, match="cannot be kept from other accounts") as caught:
         keep_private(tmp_path)
     assert "--share-record" in caught.value.advice
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from paceline.record import Run, prepare, write_run
+from paceline.record.logs import open_log
+from paceline.record.private import reserving, opened
+
+folder = Path(sys.argv[1])
+prepare(folder)
+with reserving():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+    try:
+        while True:
+            os.dup(1)
+    except OSError:
+        pass
+    for number in range(20):
+        with opened(folder / "devices.jsonl", append=True) as file:
+            file.write(b"line\\n")
+        write_run(folder, Run(paceline=str(number), verb="run", script="train.py", arguments=[], settings={}))
+    os.write(open_log(folder, 0), b"a line")
+    print("written")
+"""
+
+
+def test_a_process_without_descriptors_writes_its_record(tmp_path):
+    line = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path / "record")]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.stdout == "written\n", done.stderr
+    assert read_run(tmp_path / "record").paceline == "19"
+    assert (tmp_path / "record" / "devices.jsonl").read_text().count("line\n") == 20
+    assert (tmp_path / "record" / "log.rank0.txt").read_text() == "a line"

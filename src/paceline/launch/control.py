@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from paceline import threads
+from paceline.comm.network.curve import strangers
 from paceline.comm.pulse import Pulse
 from paceline.errors import RecordError
 from paceline.launch import messages
@@ -190,5 +191,6 @@ class Control:
             passed=pulse.passed,
             asking=pulse.asking,
             evaluated_after=pulse.evaluated_after,
+            strangers=strangers(),
             last=last,
         )

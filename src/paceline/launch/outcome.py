@@ -23,6 +23,7 @@ from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, last_step, prepare, stopping, write_run
 from paceline.record.about.origin import without_secrets
 from paceline.record.folder import release
+from paceline.record.private import reserving
 from paceline.settings import RunSettings
 from paceline.strategies import catalog as strategies
 
@@ -71,12 +72,12 @@ def recorded(
 @contextlib.contextmanager
 def going_on(on_event: Callable[[Event], None]) -> Iterator[Teller]:
     """Around a run: what it tells of is shown by a thread of its own. A record that can no longer be written is told as
-    an event, once, and the run goes on."""
+    an event, once, and the run goes on; it has descriptors in reserve."""
 
     def unrecorded(error: RecordError) -> None:
         tell(Notice(f"{error.message} Recording stops here; the script goes on.\n{error.advice}".rstrip()))
 
-    with Teller(on_event) as tell, stopping.listening(unrecorded):
+    with reserving(), Teller(on_event) as tell, stopping.listening(unrecorded):
         yield tell
 
 

@@ -19,7 +19,7 @@ import zmq
 
 from paceline import threads
 from paceline.comm.link.messages import ROOM, left_key, left_text
-from paceline.errors import PacelineError, RecordError
+from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch import messages
 from paceline.launch.events import Asking, Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
@@ -31,6 +31,7 @@ from paceline.record import last_step, stopping
 from paceline.record.folder import log_path
 from paceline.record.logs import open_log
 from paceline.record.schema import FailureKind
+from paceline.record.servers import read_reports
 from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.units import count
@@ -169,11 +170,14 @@ class Watch:
         if now - self._turned_at > _AWAY:
             self._inspector.excuse(now)
         self._turned_at = now
+        lost: dict[Host, HostLostError] = {}
         for host in [host for host in self._hosts if host not in self._gone]:
             try:
                 self._take(host, ready)
             except HostLostError as error:
-                self._lose(host, error)
+                lost[host] = error
+        if lost:
+            self._lose(lost)
         if self._signals.bell in ready:
             os.eventfd_read(self._signals.bell)
             while self._signals.warned:
@@ -232,21 +236,26 @@ class Watch:
             self.notices.append(notice)
             self._tell(Notice(notice))
 
-    def _lose(self, host: Host, error: HostLostError) -> None:
-        """A host is lost: the run fails, unless it is elastic and enough workers are left."""
-        lost = sorted(self._live & {*host.ranks})
+    def _lose(self, errors: dict[Host, HostLostError]) -> None:
+        """Hosts are lost: the run fails, unless it is elastic and enough workers are left. They then form one new
+        group, however many hosts are lost at once."""
+        lost = {rank for host in errors for rank in host.ranks} & self._live
         if self._least is None or self._kill_at is not None or len(self._live) - len(lost) < max(self._least, 1):
-            raise error
-        self._gone.add(host)
-        host.destroy()
-        self._on_lost(host)
-        now, cause = time.monotonic(), f"was on the host {host.name}, which is lost: {error.why}"
-        for rank in lost:
-            self.standings[rank].ended = True
-            self._live.discard(rank)
-            self._farewell_by.pop(rank, None)
-        failures = [Failure(rank=r, kind=FailureKind.KILLED, at=now, cause=cause, exit_code=1) for r in lost]
-        self._go_on_without(failures, error.message.rstrip("."))
+            first = next(iter(errors.values()))
+            # A run that was told to end does not start again on the hosts that are left.
+            raise first if self.interrupted is None else LaunchError(first.message, advice=first.advice)
+        now, failures = time.monotonic(), list[Failure]()
+        for host, error in errors.items():
+            self._gone.add(host)
+            host.destroy()
+            self._on_lost(host)
+            cause = f"was on the host {host.name}, which is lost: {error.why}"
+            for rank in sorted(lost & {*host.ranks}):
+                self.standings[rank].ended = True
+                self._live.discard(rank)
+                self._farewell_by.pop(rank, None)
+                failures.append(Failure(rank=rank, kind=FailureKind.KILLED, at=now, cause=cause, exit_code=1))
+        self._go_on_without(failures, " ".join(error.message for error in errors.values()).rstrip("."))
 
     def _go_on_without(self, failures: list[Failure], what: str) -> None:
         """The other workers form a group without these. The lowest rank speaks for the run."""
@@ -263,11 +272,22 @@ class Watch:
                 self._tell(missed)
 
     @property
+    def strangers(self) -> int:
+        """Connections to workers' and servers' ports from processes without the key of the run."""
+        told = sum(standing.beat.strangers for standing in self.standings if standing.beat)
+        return told + sum(report.refused for report in read_reports(self._record))
+
+    @property
     def left_with(self) -> int | None:
-        """PREEMPTED or JOINED, if all workers that were left have ended with that code."""
+        """PREEMPTED or JOINED, if all workers that were left have ended with that code. A run that was told to end
+        meanwhile does not start again with more workers: it has saved."""
         lost = {failure.rank for failure in self._lost}
         codes = {code for rank, code in self._codes.items() if rank not in lost}
-        return codes.pop() if self._saves and codes in ({PREEMPTED}, {JOINED}) else None
+        if not self._saves or codes not in ({PREEMPTED}, {JOINED}):
+            return None
+        if self.interrupted is None or codes == {PREEMPTED}:
+            return codes.pop()
+        return PREEMPTED if self.interrupted == signal.SIGTERM else None
 
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat
@@ -400,7 +420,8 @@ class Watch:
             self._ask(over, now)  # once more, with the stacks of now
         elif over is not None:
             rank = stall.blame(over, now)
-            default = "" if self._inspector.abort is not None else f": {stall.ABORT / 60:.0f} minutes by default"
+            limit = self._inspector.limit(over, self.standings, now)
+            default = "" if self._inspector.abort is not None else f": {limit / 60:.0f} minutes by default"
             cause = f"{stall.why(over, rank, now)} (--stall-abort{default})"
             self._failures.add(Failure(rank=rank, kind=FailureKind.STALLED, at=now, cause=cause, exit_code=1))
 

@@ -7,6 +7,7 @@ from its parent folder, whatever the umask is. So workers need no setting for th
 from __future__ import annotations
 
 import contextlib
+import errno
 import stat
 from collections.abc import Iterator
 from os import (  # bound here, before a script's file functions are redirected
@@ -19,6 +20,7 @@ from os import (  # bound here, before a script's file functions are redirected
     O_TRUNC,
     O_WRONLY,
     close,
+    devnull,
     fchmod,
     fdopen,
     fspath,
@@ -36,6 +38,7 @@ from typing import BinaryIO, cast
 
 from paceline.errors import RecordError
 
+_spare: list[int] = []  # descriptors in reserve
 OWNER = 0o700
 SHARED = 0o755  # as far as the umask allows
 
@@ -43,7 +46,14 @@ SHARED = 0o755  # as far as the umask allows
 def create(path: Path | str, *, append: bool = False) -> int:
     """A descriptor that writes a file of a record, from its start or, with `append`, after its end."""
     mode = _mode_in(path) & 0o666
-    descriptor = open_file(path, O_WRONLY | O_CREAT | O_CLOEXEC | (O_APPEND if append else O_TRUNC), mode)
+    flags = O_WRONLY | O_CREAT | O_CLOEXEC | (O_APPEND if append else O_TRUNC)
+    try:
+        descriptor = open_file(path, flags, mode)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not _spare:
+            raise
+        close(_spare.pop())
+        descriptor = open_file(path, flags, mode)
     try:
         _settle(descriptor, mode)
     except BaseException:
@@ -61,9 +71,31 @@ def write_file(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def opened(path: Path, *, append: bool = False) -> Iterator[BinaryIO]:
     """A file of a record, open for writing; unbuffered with `append`."""
+    spare = len(_spare)
     descriptor = create(path, append=append)
-    with fdopen(descriptor, "ab", 0) if append else fdopen(descriptor, "wb") as file:
-        yield cast(BinaryIO, file)
+    try:
+        with fdopen(descriptor, "ab", 0) if append else fdopen(descriptor, "wb") as file:
+            yield cast(BinaryIO, file)
+    finally:
+        _spare_up_to(spare)  # the file's own descriptor is free again
+
+
+@contextlib.contextmanager
+def reserving(descriptors: int = 4) -> Iterator[None]:
+    """Inside the block, files of a record can be opened although this process has no descriptor left."""
+    before = len(_spare)
+    _spare_up_to(before + descriptors)
+    try:
+        yield
+    finally:
+        while len(_spare) > before:
+            close(_spare.pop())
+
+
+def _spare_up_to(number: int) -> None:
+    with contextlib.suppress(OSError):
+        while len(_spare) < number:
+            _spare.append(open_file(devnull, O_RDONLY | O_CLOEXEC))
 
 
 def make_folder(path: Path) -> None:

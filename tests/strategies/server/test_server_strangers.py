@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
+import stranger
 import torch
 import zmq
 from server_team import Team, team
@@ -17,6 +19,10 @@ from paceline.strategies.server.exchange import Exchange
 from paceline.strategies.server.heartbeat import connect
 from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.partition import Share
+from paceline.strategies.server.servers import Addresses
+
+LET_IN = 30  # silent connections, at least
+SILENT = 200  # connections, of which few are let in
 
 
 def works(it: Team) -> None:
@@ -32,16 +38,16 @@ def works(it: Team) -> None:
 
 
 def test_strangers_are_refused_and_logged(tmp_path: Path) -> None:
-    with team(tmp_path) as it, zmq.Context() as context:
-        address = it.addresses.servers[0][0]
+    with team(tmp_path, network="127.0.0.1") as it, zmq.Context() as context:
+        address, beyond = it.addresses.servers[0]
         _, others = make_keys()
         hello = say.encode(say.Hello(1, 1, 0, 1, ""))
         with_own_keys = connect(context, address, WorkerKeys(others.public, others.secret, it.keys.server))
         with_own_keys.send(hello)
         it.until_logged(f"refused a connection from process {os.getpid()} of user {os.getuid()} on this host: its key")
-        of_another_run = connect(context, address, others)
+        of_another_run = connect(context, beyond, others)
         of_another_run.send(hello)
-        it.until_logged("refused a connection from a process that does not have the keys")
+        it.until_logged("of processes that do not have the run's keys")
         plain: Any = context.socket(zmq.DEALER)
         plain.connect(address)
         plain.send(hello)
@@ -53,6 +59,38 @@ def test_strangers_are_refused_and_logged(tmp_path: Path) -> None:
     (report,) = it.reports()
     assert report.refused >= 2
     assert report.updates == 1
+
+
+def test_strangers_take_neither_memory_nor_descriptors_of_a_server(tmp_path: Path) -> None:
+    with team(tmp_path, network="127.0.0.1") as it:
+        port = int(it.addresses.servers[0][1].rpartition(":")[2])
+        held = Path(f"/proc/{it.servers.processes()[0]}/fd")
+        before = len(list(held.iterdir()))
+        assert stranger.pour(port) < stranger.ENOUGH
+        it.until_logged("refused 1 connection of processes that do not have the run's keys")
+        silent = stranger.come(port, LET_IN + 10)
+        while len(list(held.iterdir())) < before + LET_IN:
+            time.sleep(0.01)
+        silent += stranger.come(port, SILENT)
+        works(it)
+        assert len(list(held.iterdir())) < before + SILENT
+        for each in silent:
+            each.close()
+    (report,) = it.reports()
+    assert report.refused >= 1
+
+
+def test_numbers_of_many_frames_arrive_at_a_server_on_another_host(tmp_path: Path) -> None:
+    with team(tmp_path, network="127.0.0.1") as it:
+        it.addresses = Addresses("another host", it.addresses.servers)
+        client = it.client()
+        initial = torch.arange(200_000, dtype=torch.float64)
+        parameter = torch.nn.Parameter(initial.clone())
+        exchange = Exchange(client, 0, torch.optim.SGD([parameter], lr=1.0))
+        parameter.grad = initial / 7
+        exchange.step()
+        assert torch.equal(parameter.detach(), initial - initial / 7)
+        client.close()
 
 
 def test_garbage_on_the_wire_ends_no_server(tmp_path: Path) -> None:
@@ -86,7 +124,7 @@ def test_garbage_from_a_worker_is_counted_and_ends_no_server(tmp_path: Path) -> 
             sent += 1
         spec = torch_like_spec()
         wrong = say.Open(2, worker, 0, spec[0], Share(0, 0, 1 << 40, ()), spec[1], None, 0, None, 0)
-        sender.send_multipart([say.encode(wrong), b"1234"])
+        sender.send_multipart(say.framed(wrong, b"1234"))
         sender.send(say.encode(say.Push(3, worker, 9, 0, 0, 0, 1.0, (), ())))
         answers = []
         while not any(getattr(answer, "request", 0) == 3 for answer in answers):
@@ -117,7 +155,7 @@ def test_a_class_that_is_no_optimizer_is_never_made(tmp_path: Path) -> None:
         for path in ("subprocess.Popen", "torch.optim.os.system", "torch.optim.lr_scheduler.StepLR"):
             asked = type(spec)(path, spec.groups, spec.options)
             share = Share(0, 0, 0, ())
-            sender.send_multipart([say.encode(say.Open(7, 5, 0, tensors, share, asked, None, 0, None, 0)), b""])
+            sender.send_multipart(say.framed(say.Open(7, 5, 0, tensors, share, asked, None, 0, None, 0), b""))
         refused = 0
         while refused < 3:
             assert sender.poll(60_000)

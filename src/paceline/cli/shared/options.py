@@ -184,7 +184,7 @@ StallAbort = Annotated[
         metavar="SECONDS",
         min=0.0,
         help="Waiting time before a stalled run is ended; 0: never.",
-        show_default="1800, from the first step on",
+        show_default="1800; 7200 before the first step",
         rich_help_panel=STALLS,
     ),
 ]

@@ -68,6 +68,15 @@ def place_of(address: str, port: int) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
+_doors: list[Door] = []  # of this process
+_earlier = 0  # strangers at those that are closed
+
+
+def strangers() -> int:
+    """How many connections to this process came from processes without the key."""
+    return _earlier + sum(door.strangers for door in list(_doors))
+
+
 class Door:
     """A TCP port at which a socket listens for peers that know its public key. Used by the socket's thread."""
 
@@ -97,18 +106,23 @@ class Door:
         self._proven: list[float] = []  # when peers proved the key, lately
         self._strangers = 0
         self._thread = threads.start(f"door of port {self.port}", self._serve)
+        _doors.append(self)
 
     @property
     def strangers(self) -> int:
-        """How many connections came from processes that have not proved the key."""
+        """How many connections came from processes that have not proved the key. Those that still have time for it do
+        not count."""
         with self._lock:
-            return max(self._strangers, 0)
+            return max(self._strangers - max(self._unproven(), 0), 0)
 
     def close(self) -> None:
         """Before the socket is closed."""
+        global _earlier
         self._guarded.disable_monitor()
         self._thread.join()
         self._listening.close()
+        _earlier += self.strangers
+        _doors.remove(self)
 
     def _serve(self) -> None:
         was_failed = False  # whether the last event was that of a handshake
@@ -120,7 +134,9 @@ class Door:
                     return
                 with self._lock:
                     was_failed = self._note(event["event"], event["value"], was_failed)
-            self._close(self._unproven() > self._most)
+            with self._lock:
+                unproven = self._unproven()
+            self._close(unproven > self._most)
 
     def _note(self, event: int, descriptor: int, was_failed: bool) -> bool:
         now = time.monotonic()

@@ -31,7 +31,6 @@ from paceline.launch.events import Output
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
 from paceline.launch.local import describe_worker
-from paceline.launch.processes import state_of
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
 from paceline.launch.zygote.handle import Zygote
@@ -56,12 +55,10 @@ class Agent:
 
     def __init__(self, boot: wire.Boot, line: Line, zygote: Zygote, stdin: int) -> None:
         self._boot, self._line, self._zygote, self._stdin = boot, line, zygote, stdin
-        self._heard, self._beat_at, self._bring_at = time.monotonic(), 0.0, 0.0
-        self._suspended = False  # the controller
+        self._look_at = self._bring_at = 0.0
         self._listeners = facts.Listeners(())
         self._host: LocalHost | None = None
         self._homing: Homing | None = None
-        self._pids: list[int] = []
         self._orders: list[messages.SpawnOrder] = []
         self._is_ready = zygote.ready is not None
 
@@ -77,14 +74,13 @@ class Agent:
     def _turn(self, stack: contextlib.ExitStack) -> None:
         poller: Any = zmq.Poller()
         own = (self._zygote.fileno(),) if self._host is None and not self._is_ready else ()
-        for source in (self._line.socket, self._stdin, *own, *(self._host.sources() if self._host else ())):
+        for source in (self._line.bell, self._stdin, *own, *(self._host.sources() if self._host else ())):
             if source != -1:
                 poller.register(source, zmq.POLLIN)
         ready = dict(poller.poll(int(1000 * _TICK)))
         if self._stdin in ready and not os.read(self._stdin, 4096):
             raise Over  # whoever has started this agent is gone
-        for message in self._line.receive() if self._line.socket in ready else ():
-            self._heard, self._suspended = time.monotonic(), isinstance(message, wire.Suspended)
+        for message in self._line.receive():
             self._do(message, stack)
         if self._zygote.fileno() in ready and self._host is None:
             self._is_ready = isinstance(self._zygote.receive(), messages.Ready)
@@ -188,9 +184,9 @@ class Agent:
             elif isinstance(happened, Output):
                 self._line.send(wire.Out(happened.rank, happened.stream, happened.data))
             elif isinstance(happened, messages.Forked):
-                self._pids = happened.pids
-                told = [describe_worker(order, pid) for order, pid in zip(self._orders, self._pids, strict=True)]
-                self._line.send(wire.Forked(tuple(self._pids), tuple(msgspec.to_builtins(told))))
+                self._line.pids = happened.pids
+                told = [describe_worker(order, pid) for order, pid in zip(self._orders, happened.pids, strict=True)]
+                self._line.send(wire.Forked(tuple(happened.pids), tuple(msgspec.to_builtins(told))))
             elif isinstance(happened, messages.Ended):
                 self._line.send(wire.Ended(happened.rank, happened.code))
         if host.is_over() and self._homing is not None:
@@ -201,12 +197,12 @@ class Agent:
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        if now - self._heard > LOST and not self._suspended:
+        if self._line.silence > LOST:
             raise SilentController
-        if now >= self._beat_at:
-            self._beat_at = now + wire.BEAT
-            warning = self._host.look(now) if self._host is not None else ""
-            self._line.send(wire.States("".join(state_of(pid) or "-" for pid in self._pids), warning))
+        if now >= self._look_at and self._host is not None:
+            self._look_at = now + wire.BEAT
+            if warning := self._host.look(now):
+                self._line.send(wire.Warned(warning))
         if now >= self._bring_at and self._homing is not None:
             self._bring_at = now + _BRING
             for grown in self._homing.grown():

@@ -30,6 +30,12 @@ from paceline.launch.versions import compared
 from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.settings import RunSettings, hash_seed, module_path
+from paceline.units import count
+
+STRANGERS = (
+    "Strangers: {number} to the ports of this run came from processes that do not have its key, and were refused. Look "
+    "who can reach the ports of the hosts."
+)
 
 
 def launch_on(
@@ -117,7 +123,8 @@ def _watched(
             entry.workers = msgspec.convert(told, list[WorkerInfo])
             write_run(record, entry)
         watch.until_swept()
-        if strangers := agents.strangers():
+        if number := agents.strangers + watch.strangers:
+            strangers = STRANGERS.format(number=count(number, "connection"))
             watch.notices.append(strangers)
             on_event(Notice(strangers))
         return outcome_of(watch, record, time.monotonic() - begun)

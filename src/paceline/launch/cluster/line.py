@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import secrets
 import threading
+import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import zmq
 
+from paceline import threads
 from paceline.comm.link import messages as say
 from paceline.comm.network.connections import Connections
 from paceline.comm.network.curve import frames_of, joined, trust
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import connect_all
-from paceline.launch.cluster.sequence import Sequence
+from paceline.launch.cluster.sequence import Sequence as Numbered
+from paceline.launch.processes import state_of
 from paceline.launch.store import Value, Values
 from paceline.settings import ssh_client
 
 WAIT = 6.0  # seconds for the controller to answer
+STUCK = 60.0  # seconds that the agent's loop may wait for a disk or a device, before the host is called silent
 
 
 class NoController(Exception):
@@ -26,47 +35,88 @@ class NoController(Exception):
 
 
 class Line:
-    """The agent's side. Only the agent's main thread uses it."""
+    """The agent's side. A thread of its own serves the socket and sends heartbeats: the controller hears this host
+    whatever the agent's loop waits for. Only the agent's main thread uses the methods."""
 
     def __init__(self, boot: wire.Boot) -> None:
         """Raises NoController if no address of the controller answers."""
         self._boot = boot
         self.address = _reachable(boot)
+        self.pids: Sequence[int] = ()  # of the workers: heartbeats tell their states
         self._context = zmq.Context()
-        self.socket, self._connections = dealer(self._context, boot, boot.port, self.address)
-        self._sequence: Sequence[wire.FromAgent] = Sequence()
+        self._socket, self._connections = dealer(self._context, boot, boot.port, self.address)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rings when a message has come
+        self._came: deque[wire.ToAgent] = deque()
+        self._outbox: deque[wire.FromAgent] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._over = self._suspended = False
+        self._heard = self._looked = self._turned = time.monotonic()
+        self._messages: Numbered[wire.FromAgent] = Numbered()
         self._decoder = msgspec.msgpack.Decoder(wire.Order)
+        self._thread = threads.start("line to the controller", self._serve)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the controller was last heard; 0 while it is stopped, and has said so."""
+        return 0.0 if self._suspended else self._looked - self._heard
 
     def send(self, message: wire.FromAgent) -> None:
-        self._send_again()
-        self._send(message, self._sequence.add(message))
+        self._outbox.append(message)
+        os.eventfd_write(self._wake, 1)
 
     def receive(self) -> list[wire.ToAgent]:
-        """All messages that have arrived; never waits."""
-        found: list[wire.ToAgent] = []
-        while True:
-            try:
-                order = self._decoder.decode(joined(self.socket.recv_multipart(zmq.NOBLOCK)))
-            except zmq.Again:
-                self._send_again()
-                return found
-            if self._sequence.accepts(order.place, order.heard):
-                found.append(order.message)
+        """All messages that have arrived; never waits. To be called again and again: without, heartbeats end."""
+        self._turned = time.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+        return [self._came.popleft() for _ in range(len(self._came))]
 
     def close(self) -> None:
         """Sends what is left; waits 5 s at most."""
-        self._connections.close()
-        self.socket.close(linger=5000)
+        self._over = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
         self._context.term()
+        for bell in (self.bell, self._wake):
+            os.close(bell)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        poller, beat_at = zmq.Poller(), math.inf
+        for source in (self._socket, self._wake):
+            poller.register(source, zmq.POLLIN)
+        while not self._over or self._outbox:
+            if self._wake in dict(poller.poll(int(1000 * wire.BEAT))):
+                os.eventfd_read(self._wake)
+            self._take()
+            while self._outbox:
+                message = self._outbox.popleft()
+                self._send(message, self._messages.add(message))
+                beat_at = min(beat_at, self._looked)  # from the agent's first word on
+            if self._looked >= beat_at and self._looked - self._turned < STUCK:
+                beat_at = self._looked + wire.BEAT
+                states = wire.States("".join(state_of(pid) or "-" for pid in self.pids))
+                self._send(states, self._messages.add(states))
+        self._connections.close()
+        self._socket.close(linger=5000)
+
+    def _take(self) -> None:
+        while self._socket.poll(0):
+            order = self._decoder.decode(joined(self._socket.recv_multipart()))
+            self._heard = time.monotonic()
+            if self._messages.accepts(order.place, order.heard):
+                self._suspended = isinstance(order.message, wire.Suspended)
+                self._came.append(order.message)
+                os.eventfd_write(self.bell, 1)
+        self._looked = time.monotonic()
+        # What the controller may not have heard, if the connection was made anew.
+        for place, message in self._messages.unheard() if self._connections.were_renewed() else ():
+            self._send(message, place)
 
     def _send(self, message: wire.FromAgent, place: int) -> None:
-        envelope = wire.Envelope(self._boot.token, self._boot.number, message, place, self._sequence.heard)
-        self.socket.send_multipart(frames_of(msgspec.msgpack.encode(envelope)))
-
-    def _send_again(self) -> None:
-        """What the controller may not have heard, if the connection was made anew."""
-        for place, message in self._sequence.unheard() if self._connections.were_renewed() else ():
-            self._send(message, place)
+        envelope = wire.Envelope(self._boot.token, self._boot.number, message, place, self._messages.heard)
+        self._socket.send_multipart(frames_of(msgspec.msgpack.encode(envelope)))
 
 
 class PassedOn:

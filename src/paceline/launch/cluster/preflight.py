@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import TypeVar
 
 from paceline.errors import LaunchError, UsageError
@@ -18,6 +17,7 @@ from paceline.launch.cluster.remote import RemoteHost
 from paceline.launch.host import HostLostError, HostsGoneError
 
 CLOCKS = 5.0  # seconds by which clocks may differ
+MANY = 32  # hosts: with more, not every one tries every other
 LOOPBACK = wire.Interface("lo", "127.0.0.1", "127.0.0.0/8", 0)
 _PAUSE = 0.02
 
@@ -158,8 +158,7 @@ def _try(
     trials = {
         host.number: [
             (way, other, (way.interfaces[host.number].address, way.interfaces[other.number].address, port))
-            for other in hosts
-            if other is not host
+            for other in (hosts[number] for number in _partners(host.number, len(hosts)))
             for way, port in zip(ways, ports[other.number].ports, strict=True)
         ]
         for host in hosts
@@ -176,20 +175,28 @@ def _try(
         for (way, other, _), why in zip(trials[host.number], reached[host.number].failures, strict=True)
         if why
     }
-    numbers = [host.number for host in hosts]
+    broken = {way for way, _, _ in failed}
     for way in ways:
-        if not any((way, *pair) in failed for pair in permutations(numbers, 2)):
+        if way not in broken:
             return way
     best = ways[0]
-    for host, other in permutations(hosts, 2):
-        if (why := failed.get((best, host.number, other.number))) is not None:
-            there = best.interfaces[other.number]
+    for (way, number, to), why in failed.items():
+        if way == best:
+            host, other, there = hosts[number], hosts[to], best.interfaces[to]
             problems.add(host, f"cannot connect to {other.name} at {there.address} ({there.name}): {why}")
     problems.raise_any(
         "Workers connect at ports that the kernel chooses: open them between the hosts in the firewall, or choose "
         "another network: --interface NAME"
     )
     return best
+
+
+def _partners(number: int, count: int) -> list[int]:
+    """The hosts that a host tries to connect to: all others; of many, those at distances of 1, 2, 4, …: a host that is
+    cut off is found, a single pair may not be."""
+    if count <= MANY:
+        return [other for other in range(count) if other != number]
+    return [(number + (1 << bit)) % count for bit in range((count - 1).bit_length())]
 
 
 def _from_all(

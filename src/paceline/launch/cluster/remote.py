@@ -32,10 +32,6 @@ from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
 
 LOST = 10.0  # seconds without a heartbeat of an agent
-STRANGERS = (
-    "Strangers: {count} connection{s} to the ports of this run came from processes that do not have its key, and were "
-    "refused. Look who can reach the ports of this host."
-)
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
@@ -86,10 +82,10 @@ class Agents:
         """Seconds since an agent was last heard. Time in which this process was stopped itself does not count."""
         return self._looked - self._heard[number]
 
-    def strangers(self) -> str:
-        """A notice about connections from processes that do not belong to the run; empty if there were none."""
-        count = sum(door.strangers for door in self._doors)
-        return STRANGERS.format(count=count, s="s" * (count > 1)) if count else ""
+    @property
+    def strangers(self) -> int:
+        """Connections to this process from processes that do not have the key of the run."""
+        return sum(door.strangers for door in self._doors)
 
     def put(self, key: str, value: bytes) -> None:
         """Sets a key of the workers' store. Any thread may call it."""
@@ -241,7 +237,9 @@ class RemoteHost:
                 self.swept = True
                 raise LaunchError(f"On {self.name}: {message.message}", advice=message.advice)
             elif isinstance(message, wire.States):
-                self._letters, self._warning = message.letters, message.warning
+                self._letters = message.letters
+            elif isinstance(message, wire.Warned):
+                self._warning = message.text
 
     def say(self, message: wire.ToAgent) -> None:
         self._agents.send(self.number, message)

@@ -126,11 +126,16 @@ class States(msgspec.Struct, tag=True, frozen=True):
     """A heartbeat, with the kernel's letter for the state of each worker's process."""
 
     letters: str = ""
-    warning: str = ""  # about the host itself
+
+
+class Warned(msgspec.Struct, tag=True, frozen=True):
+    """A warning about the host itself."""
+
+    text: str
 
 
 FromAgent = (
-    Hello | Listening | Reached | Ready | Forked | Said | Out | Ended | Grown | Swept | Trouble | States
+    Hello | Listening | Reached | Ready | Forked | Said | Out | Ended | Grown | Swept | Trouble | States | Warned
 )  # fmt: skip
 
 

@@ -21,6 +21,9 @@ from paceline.launch import messages
 from paceline.launch.processes import is_frozen
 
 ABORT = 1800.0  # seconds that a run is stalled before it is ended, unless another limit was typed
+# Before the first step, a worker that answers and that others wait for has so many times as long: a first compilation
+# or a download looks like a hang.
+AT_START = 4.0
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
 # Seconds without a heartbeat after which the launcher reads the worker's state from the kernel. Heartbeats come every
 # 0.5 s: the last one of a frozen worker must not count for longer.
@@ -101,10 +104,13 @@ class Inspector:
     _asked: float = field(default=float("-inf"), init=False)  # when a worker was last seen to wait for its user
     _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # (rank, collectives entered)
 
-    @property
-    def limit(self) -> float:
-        """Seconds after which a stalled run is ended; 0: never."""
-        return ABORT if self.abort is None else self.abort
+    def limit(self, stalled: Stalled, standings: list[WorkerStanding], now: float) -> float:
+        """Seconds after which this stall ends the run; 0: never."""
+        if self.abort is not None:
+            return self.abort
+        answering = [one for one in stalled.missing if not one.ended and not one.is_silent(now)]
+        began = any(one.beat.step for one in standings if one.beat is not None)
+        return ABORT * AT_START if answering and not began else ABORT
 
     def excuse(self, now: float) -> None:
         """The launcher itself was stopped until now: whoever waits may have waited for it."""
@@ -116,7 +122,7 @@ class Inspector:
             self._asked = now
             return None
         stalled = self._without_asking(_stalled(standings, now), now)
-        limits = [limit for limit in (self.warning, self.limit) if limit]
+        limits = [limit for limit in (self.warning, ABORT if self.abort is None else self.abort) if limit]
         if stalled is None or not limits or stalled.longest < min(limits):
             self._reported.clear()
             return self._quiet(standings, now) if stalled is None else None
@@ -127,15 +133,10 @@ class Inspector:
         return None if known else stalled
 
     def gives_up(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
-        """A stall that ends the run: a worker has been waiting or silent for `limit` seconds. Unless a limit was typed,
-        a worker that answers may take as long as it likes before the first step: it compiles or downloads."""
+        """A stall that ends the run: a worker has been waiting or silent for `limit` seconds."""
         stalled = None if asks(standings) else self._without_asking(_stalled(standings, now), now)
-        if not self.limit or stalled is None or stalled.longest < self.limit:
-            return None
-        answering = [one for one in stalled.missing if not one.ended and not one.is_silent(now)]
-        if self.abort is None and answering and not any(one.beat.step for one in standings if one.beat is not None):
-            return None
-        return stalled
+        limit = self.limit(stalled, standings, now) if stalled is not None else 0.0
+        return stalled if stalled is not None and limit and stalled.longest >= limit else None
 
     def _without_asking(self, stalled: Stalled | None, now: float) -> Stalled | None:
         """The workers that wait for one that was at a prompt have waited since its user went on."""

@@ -140,15 +140,12 @@ class Client:
     def _send(self, server: int, pending: Pending) -> None:
         ask, numbers = pending.make(pending.request)
         pending.sent = time.monotonic()
-        body = say.encode(ask)
-        if numbers is None:
-            self._sockets[server].send(body)
-        else:
-            self._sockets[server].send_multipart([body, numbers], copy=False)
+        self._sockets[server].send_multipart(say.framed(ask, numbers), copy=numbers is None)
 
     def _receive(self, server: int, pending: Pending | None) -> None:
         frames = self._sockets[server].recv_multipart(copy=False)
-        answer = say.decode_answer(frames[0].buffer)
+        body, numbers = say.parted([frame.buffer for frame in frames])
+        answer = say.decode_answer(body)
         if isinstance(answer, say.Welcome):
             self._heart.tell(answer.notices)
         if pending is None or answer.request != pending.request or pending.answer is not None:
@@ -162,7 +159,7 @@ class Client:
                 advice=f"Look into log.server{server}.txt of the run's record.",
             )
         else:
-            pending.answer, pending.numbers = answer, frames[1].buffer if len(frames) > 1 else None
+            pending.answer, pending.numbers = answer, numbers
 
     def _look_after(self, asked: dict[int, Pending]) -> None:
         """Sends requests again to servers that have started again; gives servers up that stay away."""

@@ -1,8 +1,7 @@
-"""Who may connect to a server: processes with the run's keys. All others are refused, counted and logged.
+"""Which peers that know a server's key may connect: those with the workers' key. All others are refused and logged.
 
-ZeroMQ asks in two ways. A peer that knows the server's key reaches the authentication (ZAP, RFC 27), which compares the
-peer's own key. A peer that does not know it fails in the handshake, which the socket's monitor reports. The
-server's loop polls both.
+ZeroMQ asks by its authentication (ZAP, RFC 27). A peer that does not know the server's key fails in the handshake
+before: the server's `Door` counts it.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ import hmac
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 from zmq.utils.z85 import decode as z85_decode
 
 TOLD = 20  # refusals that are logged one by one
-FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Gate:
@@ -27,7 +24,6 @@ class Gate:
         self.questions = guarded.context.socket(zmq.REP)
         self.questions.setsockopt(zmq.LINGER, 0)
         self.questions.bind("inproc://zeromq.zap.01")
-        self.events = guarded.get_monitor_socket(FAILED)
 
     def answer(self) -> None:
         """Answers one question of the authentication."""
@@ -41,14 +37,7 @@ class Gate:
         code, text = (b"200", b"OK") if fine else (b"400", b"not a worker of this run")
         self.questions.send_multipart([b"1.0", request, code, text, b"worker" if fine else b"", b""])
 
-    def look(self) -> None:
-        """Notes one failed handshake."""
-        if recv_monitor_message(self.events)["event"] == FAILED:
-            self._refuse("a process that does not have the keys of this run")
-
-    def close(self, guarded: zmq.Socket[bytes]) -> None:
-        guarded.disable_monitor()
-        self.events.close(linger=0)
+    def close(self) -> None:
         self.questions.close()
 
     def _refuse(self, who: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 import zmq
 
+from paceline.comm.network.curve import trust
+
 
 class ServerKeys(msgspec.Struct, frozen=True):
     """What a server holds."""
@@ -43,6 +45,6 @@ def guard(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
 
 def prove(socket: zmq.Socket[bytes], keys: WorkerKeys) -> None:
     """Makes a socket speak only with a server of the run, and prove that it is a worker."""
-    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+    trust(socket, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())

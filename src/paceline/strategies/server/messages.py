@@ -1,16 +1,18 @@
 """What workers and servers say to each other, as msgpack: decoding yields data and never runs code.
 
-A message is one frame, followed by a second frame with raw numbers where worker and server share no memory. Every
+A message is followed by raw numbers where worker and server share no memory: an empty frame lies between the two. Every
 request has a number, which its answer repeats. A request may arrive twice (a worker asks again after a server's
 restart), and is then done once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from paceline.comm.network.curve import frames_of
 from paceline.strategies.server.optimizers import OptimizerSpec
 from paceline.strategies.server.partition import Share, TensorSpec
 
@@ -155,3 +157,21 @@ Say = Welcome | Numbers | Told | Pong | Unknown | Refused
 encode = msgspec.msgpack.Encoder().encode
 decode_ask = msgspec.msgpack.Decoder(Ask).decode
 decode_answer = msgspec.msgpack.Decoder(Say).decode
+
+
+def framed(message: Ask | Answer, numbers: Any = None) -> list[Any]:
+    """The frames to send."""
+    body = frames_of(encode(message))
+    return body if numbers is None else [*body, b"", *frames_of(numbers)]
+
+
+def parted(frames: Sequence[memoryview]) -> tuple[memoryview, memoryview | None]:
+    """The message and the numbers that have come in these frames. One frame of numbers is not copied."""
+    ends = [number for number, frame in enumerate(frames) if not frame.nbytes]
+    end = ends[0] if ends else len(frames)
+    rest = frames[end + 1 :]
+    return _whole(frames[:end]), (_whole(rest) if ends else None)
+
+
+def _whole(frames: Sequence[memoryview]) -> memoryview:
+    return frames[0] if len(frames) == 1 else memoryview(bytearray().join(frames))

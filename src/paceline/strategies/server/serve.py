@@ -6,6 +6,7 @@ SIGTERM, after a last write, or with its supervisor.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import signal
@@ -23,8 +24,9 @@ import msgspec
 import torch
 import zmq
 
-from paceline import units
+from paceline import threads, units
 from paceline.comm.memory.region import Region, host_of_this_process
+from paceline.comm.network.curve import Door
 from paceline.errors import PeerLostError
 from paceline.record.servers import ServerReport, write_report
 from paceline.strategies.server import messages as say
@@ -82,6 +84,8 @@ class Server:
         self._socket = self._context.socket(zmq.ROUTER)
         guard(self._socket, config.keys)
         self._gate = Gate(self._socket, config.keys.workers, self.log)
+        self._door: Door | None = None
+        self._logged = 0  # strangers
         self._poller = zmq.Poller()
         self.members = Members(self._poller, self._on_gone)
         self._restore()
@@ -89,29 +93,37 @@ class Server:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def bind(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """Listens. Returns the addresses, with the ports that the kernel has chosen."""
+        """Listens. Returns the addresses, with the ports that the kernel has chosen. One of TCP is the last."""
         bound = []
         for address in addresses:
             until = time.monotonic() + 5
             while True:
                 try:
-                    self._socket.bind(address)
+                    bound.append(self._bind(address))
                     break
-                except zmq.ZMQError as error:  # the socket of the server's last life may still be closing
-                    if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
+                except (OSError, zmq.ZMQError) as error:  # the socket of the server's last life may still be closing
+                    if error.errno != errno.EADDRINUSE or time.monotonic() > until:
                         raise
                     time.sleep(0.02)
-            bound.append(self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0"))
         return tuple(bound)
+
+    def _bind(self, address: str) -> str:
+        if not address.startswith("tcp:"):
+            self._socket.bind(address)
+            return address
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        known, secret = 0 if port == "*" else int(port), self.config.keys.secret.encode()
+        expected = 2 * self.config.workers  # connections: all come again when a server has started again
+        self._door = Door(self._socket, secret, host, known, expected=expected)
+        return f"tcp://{host}:{self._door.port}"
 
     def run(self) -> None:
         """Serves until SIGTERM."""
         signal.signal(signal.SIGTERM, self._stop)
-        for source in (self._socket, self._gate.questions, self._gate.events, self._bell):
+        for source in (self._socket, self._gate.questions, self._bell):
             self._poller.register(source, zmq.POLLIN)
         sources: dict[Any, Callable[[], None]] = {
             self._gate.questions: self._gate.answer,
-            self._gate.events: self._gate.look,
             self._socket: self._receive,
             self._bell: lambda: None,
         }
@@ -128,7 +140,9 @@ class Server:
         if self.config.last_write:
             self._write(here=True)
         self._report()
-        self._gate.close(self._socket)
+        self._gate.close()
+        if self._door is not None:
+            self._door.close()
         self._socket.close()
         self._context.term()
 
@@ -139,8 +153,17 @@ class Server:
         self._over = True
         os.eventfd_write(self._bell, 1)
 
+    @property
+    def _refused(self) -> int:
+        """Connections from processes without the keys of this run."""
+        return self._gate.refused if self._door is None else self._door.strangers  # which counts those of the gate, too
+
     def _look_at_the_clock(self) -> None:
+        threads.check()
         now = time.monotonic()
+        if self._door is not None and self._door.strangers >= max(1, 2 * self._logged):  # ever more rarely
+            self._logged = self._door.strangers
+            self.log(f"refused {units.count(self._logged, 'connection')} of processes that do not have the run's keys")
         self.members.drop_silent(now, self.config.silence)
         self._reap_writer()
         if now >= self._next_write:
@@ -162,10 +185,9 @@ class Server:
     def _handle(self, peer: bytes, frames: list[memoryview]) -> None:
         ask: say.Ask | None = None
         try:
-            if not 1 <= len(frames) <= 2:
-                raise MalformedError(f"{len(frames)} frames")
-            ask = say.decode_ask(frames[0])
-            self._answer(peer, ask, frames[1] if len(frames) == 2 else None)
+            body, numbers = say.parted(frames)
+            ask = say.decode_ask(body)
+            self._answer(peer, ask, numbers)
         except (MalformedError, msgspec.DecodeError, ValueError, IndexError, KeyError) as error:
             self.counts["malformed"] += 1
             if self.counts["malformed"] <= TOLD:
@@ -290,11 +312,7 @@ class Server:
         )
 
     def _send(self, peer: bytes, answer: say.Answer, numbers: bytes | None = None) -> None:
-        body = say.encode(answer)
-        if numbers is None:
-            self._socket.send_multipart([peer, body])
-        else:
-            self._socket.send_multipart([peer, body, numbers], copy=False)
+        self._socket.send_multipart([peer, *say.framed(answer, numbers)], copy=numbers is None)
 
     def _on_update(self, staleness: int) -> None:
         self.updates += 1
@@ -385,7 +403,7 @@ class Server:
             dropped=counts["dropped"],
             lost=self.lost,
             starts=self.starts,
-            refused=self._gate.refused,
+            refused=self._refused,
             malformed=counts["malformed"],
         )
         write_report(Path(self.config.record), report)

@@ -24,6 +24,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
+from paceline import threads
 from paceline.comm.memory.region import host_of_this_process
 from paceline.record import stopping
 from paceline.record.logs import open_log_at
@@ -165,6 +166,7 @@ def _become_server(config: ServerConfig, number: int, server: Supervised, ready:
             os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's affair
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        threads.on_death = None  # that of the worker whose fork this is
         with suppress(OSError):  # a worker's fork has the cores of that worker
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         if config.record:
