@@ -9,28 +9,13 @@ import torch
 
 from paceline.script.proof import known
 from paceline.script.proof.kinds import AVERAGE, MEAN, MIXED, PLACE, SAME, Kind, Parts
-from paceline.script.proof.probing import SHAPE_ONLY, Probe
+from paceline.script.proof.probing import SHAPE_ONLY, SIZES, Probe
 from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
 from paceline.torch_private import arguments_of, changes_arguments, is_view
 
 HOST = ("_local_scalar_dense", "equal", "is_nonzero", "item")
 EMPTY = ("empty", "new_empty", "_empty_affine")
 CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
-# Arguments that say how large a tensor is, or where to cut it.
-SIZES = (
-    "size",
-    "N",
-    "C",
-    "HxW",
-    "start",
-    "end",
-    "length",
-    "split_size",
-    "dim_size",
-    "num_weights",
-    "self_size",
-    "steps",
-)
 INDEXED = ("index", "_unsafe_index", "gather", "index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_add")
 PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "_unsafe_view", "unsqueeze", "squeeze", "lift_fresh")
 SEEDED = torch.Tag.nondeterministic_seeded

@@ -4,23 +4,27 @@ One operation cannot hide a difference behind a large number, a mask, half preci
 can. Numbers are float64, of several sizes: what varies with all rows is also tried far larger than the rows, so that
 a small factor inside the operation (`alpha=1e-12`) does not hide it. Where an argument varies, only sums, products and
 quotients are tried, which random numbers decide; a comparison or a maximum of such a number is mixed. Integers are
-those of the samples, since an index must be valid; in one try all are equal, as those of other samples may be.
+those of the samples, since an index must be valid; in one try all are equal, as those of other samples may be. An
+operation that gets an integer is tried on more rows than that, too: it may count rows (`triu(diagonal=-8)`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, Kind, Parts
-from paceline.script.proof.recorder import Note, Op, mapped, words
+from paceline.script.proof.recorder import Note, Op, leaves_in, mapped, words
 from paceline.torch_private import arguments_of, changes_arguments, is_view
 
 EXACT = 1e-11  # relative to the largest number, in float64
 ROUNDING = 4e-15  # of one operation on numbers: a factor that depends on the rows must not pass for it
 COARSE = 1e-4  # for operations without float64
+MOST = 1 << 20  # elements of a tensor on which an operation is tried
 HALVES = (torch.float32, torch.float16, torch.bfloat16)
 # Values are only moved: one try with numbers that all differ decides.
 MOVES = words(
@@ -41,6 +45,12 @@ RATIONAL = words(
     _softmax_backward_data _log_softmax_backward_data native_dropout_backward elu_backward hardtanh_backward
     leaky_relu_backward softplus_backward hardswish_backward hardsigmoid_backward mish_backward
     log_sigmoid_backward zeros_like ones_like full_like new_zeros new_ones new_full
+    """
+)
+# Arguments that say how large a tensor is, or where to cut it.
+SIZES = words(
+    """
+    size N C HxW start end length split_size dim_size num_weights self_size steps
     """
 )
 SHAPE_ONLY = words(
@@ -85,6 +95,10 @@ class Probe:
                 found = [k or SAME for k in kinds]
             else:
                 found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
+        if found is not None and (times := _times(ops, [kind(note) for note in notes], notes, found)) > 1:
+            larger = Parts(tuple((a * times, b * times, c * times) for a, b, c in self._parts.sizes))
+            kinds = Probe(larger)._try(ops, kind, 0, ways[0] | {"times": times})
+            found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
         by_samples = any(kind(note).is_rows and not _is_number(note) for note in notes)
         # Integers are those of few samples: that nothing depends on them is luck (`seen[y] = True`).
         return [MIXED if by_samples and k.is_same else k for k in found or []]
@@ -106,8 +120,10 @@ class Probe:
     ) -> list[Kind | None]:
         """None for a result that is all zeros, which fits to any kind."""
         numbers = [
-            _Numbers(self._parts, torch.Generator().manual_seed(seed * 1000 + i), wide, way).make(kind(a), (a, b, c))
-            for i, (a, b, c) in enumerate(_columns(ops))
+            _Numbers(self._parts, torch.Generator().manual_seed(seed * 1000 + i), wide, way).make(
+                kind(column[0]), self._of_size(column, kind(column[0]), way.get("times", 1))
+            )
+            for i, column in enumerate(_columns(ops))
         ]
         results = []
         for part, op in enumerate(ops):
@@ -125,6 +141,43 @@ class Probe:
         return [
             None if _are_zeros(values) else _judged(self._parts, values, equal) for values in zip(*results, strict=True)
         ]
+
+    def _of_size(self, column: Sequence[Note], kind: Kind, times: int) -> list[Note]:
+        """The notes with that many times as many rows, which the parts have."""
+        sizes = self._parts.sizes[kind.of if kind.dim is not None else 0]
+        return [_grown(note, kind, size // times, times) for note, size in zip(column, sizes, strict=True)]
+
+
+def _times(ops: Sequence[Op], kinds: Sequence[Kind], notes: Sequence[Note], found: Sequence[Kind]) -> int:
+    """How many times as many rows an operation must be tried on, so that none of its numbers counts beyond them."""
+    op = ops[0]
+    if is_view(op.func) or PLACE in kinds or not any(kind.is_rows for kind in found):  # of views shapes tell: `growth`
+        return 1
+    named = [argument.name for argument in arguments_of(op.func)]
+    numbers = [
+        [value for name, value in (*zip(named, o.args, strict=False), *o.kwargs.items()) if name not in SIZES]
+        for o in ops
+    ]
+    plain = [[value for value in leaves_in(given) if not isinstance(value, Note)] for given in numbers]
+    if not plain[0] == plain[1] == plain[2]:  # sizes, which grow with the rows
+        return 1
+    largest = max((abs(value) for value in plain[0] if type(value) is int and abs(value) < 1 << 31), default=0)
+    room = MOST // max((prod(note.shape) for note in notes), default=1)
+    return max(1, min(largest // 2 + 1 if largest > 1 else 1, room))
+
+
+def _grown(note: Note, kind: Kind, rows: int, times: int) -> Note:
+    """The same with each of its `rows` as many times."""
+    if times == 1 or kind.dim is None:
+        return note
+    dim, value, shape = kind.dim, note.value, list(note.shape)
+    shape[dim] *= times
+    if value is not None:
+        apart = value.unflatten(dim, (kind.outer, rows, value.shape[dim] // (kind.outer * rows)))
+        value = apart.repeat_interleave(times, dim + 1).flatten(dim, dim + 2)
+    grown = copy.copy(note)
+    grown.shape, grown.value = tuple(shape), value
+    return grown
 
 
 def _is_known(note: Note) -> bool:

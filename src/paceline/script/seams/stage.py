@@ -29,6 +29,7 @@ Every worker passes every seam, in the same order: listeners may use collectives
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -55,7 +56,7 @@ from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
 from paceline.script.views import Views
 from paceline.settings import RunSettings
-from paceline.torch_private import is_gathered_for_call, is_transformed, parameters_in
+from paceline.torch_private import is_transformed, parameters_in
 
 SEAMS = (
     "on_optimizer",
@@ -291,8 +292,8 @@ class Stage:
     def gradients(self, plain: Callable[..., Any], outputs: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
         """An outermost `torch.autograd.grad`. Only with several workers."""
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        if self.backward_depth and not self.strategy.whole_models and any(map(_is_weight, asked)):
-            raise self.ending.carry(self.no_whole_weights("asks for gradients of weights inside a backward"))
+        if self.backward_depth and not self.strategy.whole_models:
+            plain = functools.partial(self._inside_backward, plain)
         if self.rows.world == 1:
             return plain(outputs, inputs, *args, **kwargs)
         crossed = self.rows.crossed
@@ -303,6 +304,19 @@ class Stage:
         found = self.together.do(self._ask_for, plain, outputs, asked, args, kwargs)
         if any(tensor.is_leaf for tensor in asked):
             self._splits.count(self.rows.crossed > crossed)  # counts like a backward in the check that work was split
+        return found
+
+    def _inside_backward(
+        self, plain: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Weights that a call was lent are not those of the graph: unused, for torch."""
+        try:
+            found: tuple[Any, ...] = plain(outputs, inputs, *args, **kwargs)
+        except RuntimeError as error:
+            if "not have been used in the graph" not in str(error):
+                raise
+            refused = self.no_whole_weights("asks for gradients of weights inside a backward")
+            raise self.ending.carry(refused) from error
         return found
 
     def no_whole_weights(self, what: str) -> ScriptError:
@@ -399,10 +413,6 @@ class Stage:
             if self.strategy.lockstep and self.rows.world < self.group.world:
                 self.group.gather_vectors(torch.zeros(1, device="cpu"), "the end of the script")
         self.emit("on_end")
-
-
-def _is_weight(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter) or is_gathered_for_call(tensor)
 
 
 def call_site() -> int:
