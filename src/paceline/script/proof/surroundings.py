@@ -191,7 +191,8 @@ class _Graph:
 
 
 def _weak(value: Any) -> Any:
-    return _Graph(value) if isinstance(value, torch.Tensor) and value.grad_fn is not None else value
+    has_graph = isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+    return _Graph(value) if has_graph else value
 
 
 def _strong(kept: Any) -> Any:
