@@ -539,10 +539,12 @@ FORWARD = {
     "every other row": lambda x, b, s: x * (1 + s * (places(x, b) % 2)),
     "late rows": lambda x, b, s: x * (1 + s * (places(x, b) > 5)),
     "listed rows": lambda x, b, s: x * (1 + s * listed(x, b)),
+    "triangle": lambda x, b, s: x + s * triangle(x, b),
+    "roll by many": lambda x, b, s: x + s * x.roll(30, b),
     "item": lambda x, b, s: x + s * x.mean().item(),
     "numpy": lambda x, b, s: x + s * float(x.detach().double().numpy().mean()),
 }
-LEAST = {"first rows": 7, "late rows": 7, "listed rows": 6}  # rows of a batch in which they differ
+LEAST = {"first rows": 7, "late rows": 7, "listed rows": 6, "triangle": 7, "roll by many": 11}  # rows of a batch in which they differ
 BACKWARD = {
     "norm in backward": lambda x, b, s: NormalisedGradient.apply(x, s),
     "count in backward": lambda x, b, s: CountedGradient.apply(x, s),
@@ -573,6 +575,12 @@ def first_rows(x: torch.Tensor, batch: int, strength: float) -> torch.Tensor:
 
 def listed(x: torch.Tensor, batch: int) -> torch.Tensor:
     return torch.tensor([float(i == 5) for i in range(x.size(batch))], dtype=x.dtype).view(places(x, batch).shape)
+
+
+def triangle(x: torch.Tensor, batch: int) -> torch.Tensor:
+    """Without the first number of the seventh row, …"""
+    z = x.transpose(0, batch)
+    return z.reshape(len(z), -1).triu(-5).view(z.shape).transpose(0, batch)
 
 
 def mixing(m: Making) -> Step:

@@ -22,6 +22,7 @@ from paceline.script.proof.kinds import SAME, Kind, Parts, rows
 from paceline.script.proof.recorder import CannotTry, Recorder, reads_noted
 
 SAMPLES = 4  # of each function
+MORE = 8  # times as many rows: numbers of an operation may count them
 LEFT_OUT = ("empty", "rand", "normal", "bernoulli", "multinomial", "dropout", "uniform", "exponential", "cauchy",
             "geometric", "log_normal", "rrelu", "as_strided", "resize", "batch_norm")  # fmt: skip
 
@@ -82,6 +83,18 @@ def judge(f: Any, leaves: list[Any], spec: Any, cut: tuple[int, ...]) -> Iterato
         yield found.kind.get(number, SAME), [out[i] for out, _ in made]
 
 
+def on_more_rows(f: Any, leaves: list[Any], spec: Any, cut: tuple[int, ...]) -> list[list[torch.Tensor]]:
+    """The three values of each result if each row is there eight times; an error of torch's if they do not fit."""
+    many = [leaf.repeat_interleave(MORE, 0) if i in cut else leaf for i, leaf in enumerate(leaves)]
+    parts, made = Parts.of(many[cut[0]].shape[0], MORE * (leaves[cut[0]].shape[0] // 2)), []
+    for part in range(3):
+        given = [parts.cut(leaf, rows(0), part) if i in cut else leaf for i, leaf in enumerate(many)]
+        given = [leaf.clone() if torch.is_tensor(leaf) else leaf for leaf in given]
+        x, args, kwargs = tree_unflatten(given, spec)
+        made.append([leaf for leaf in tree_flatten(f(x, *args, **kwargs))[0] if torch.is_tensor(leaf)])
+    return [list(values) for values in zip(*made, strict=True)]
+
+
 def holds(kind: Kind, values: list[torch.Tensor], parts: Parts) -> bool:
     a, b, c = (value if value.is_complex() else value.double() for value in values)
     match kind.name:
@@ -115,6 +128,13 @@ def test_what_the_proof_finds_of_torchs_functions_holds_for_their_values(every: 
             told += any(kind.name in ("rows", "sum", "mean", "share") for kind, _ in found)
             parts = Parts.of(whole, whole // 2)
             wrong += [f"{name}: {kind}" for kind, values in found if not holds(kind, values, parts)]
+            try:
+                more = on_more_rows(f, leaves, spec, cut)
+            except (RuntimeError, ValueError, IndexError):
+                continue
+            larger = Parts.of(MORE * whole, MORE * (whole // 2))
+            rows_of = [(kind, values) for (kind, _), values in zip(found, more, strict=False) if kind.is_rows]
+            wrong += [f"{name}: {kind} on more rows" for kind, values in rows_of if not holds(kind, values, larger)]
     assert not wrong, f"{len(wrong)} wrong of {told}:\n" + "\n".join(wrong)
     assert told > 500 / every, "too few are followed to show anything"
     print(f"{told} calls were followed")
@@ -126,6 +146,8 @@ def _counted(x: torch.Tensor) -> torch.Tensor:
 
 CLASS = torch.tensor([0, 1, 2, 3, 0, 1, 0, 0])  # the same in B and in C, and different in B alone
 COMPOSED: dict[str, Any] = {
+    "a triangle": lambda x: x.triu(-8),
+    "rows rolled by more than there are": lambda x: x.roll(30, 0),
     "a sum and a number": lambda x: x.sum(0) + 1.0,
     "a number less a sum": lambda x: 1.0 - x.sum(0),
     "a count and a number": lambda x: _counted(x) + 1,
@@ -161,5 +183,7 @@ def test_what_the_proof_finds_of_sums_and_counts_holds_for_others(name: str) -> 
     except CannotTry:
         kind, values = Kind("mixed"), [x] * 3
     assert holds(kind, values, Parts.of(8, 4)), kind
+    if kind.is_rows:
+        assert holds(kind, on_more_rows(COMPOSED[name], leaves, spec, (0,))[0], Parts.of(8 * MORE, 4 * MORE)), kind
     if name in FOLLOWED:
         assert kind.name in ("rows", "sum", "mean", "share"), kind

@@ -1,4 +1,5 @@
-"""Rows that the model treats by their place in the batch: pairs of views, and a queue that is full after some rows."""
+"""Rows that the model treats by their place in the batch: pairs of views, a queue that is full after some rows, and a
+triangle that begins below the first rows."""
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,12 @@ class Warm(Pairs):
         return self.layer(x) * scale
 
 
-for cls in (Pairs, Queue, Warm):
+class Triangle(Pairs):
+    def forward(self, x):
+        return torch.triu(self.layer(x), diagonal=-6)
+
+
+for cls in (Pairs, Queue, Warm, Triangle):
     torch.manual_seed(0)
     model = cls()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
