@@ -544,7 +544,8 @@ FORWARD = {
     "item": lambda x, b, s: x + s * x.mean().item(),
     "numpy": lambda x, b, s: x + s * float(x.detach().double().numpy().mean()),
 }
-LEAST = {"first rows": 7, "late rows": 7, "listed rows": 6, "triangle": 7, "roll by many": 11}  # rows of a batch in which they differ
+# Rows of a batch in which they differ.
+LEAST = {"first rows": 7, "late rows": 7, "listed rows": 6, "triangle": 7, "roll by many": 11}
 BACKWARD = {
     "norm in backward": lambda x, b, s: NormalisedGradient.apply(x, s),
     "count in backward": lambda x, b, s: CountedGradient.apply(x, s),
