@@ -70,6 +70,7 @@ class Group:
         self.timeline: TimelineWriter | None = None
         self.ending = Ending(self.pulse)
         self.together: Any = None  # set by the stage: runs work in which a worker may fail
+        self.functions: Any = None  # set by the stage: computes functions of sharded outputs on own rows
         self.guarded = 0  # > 0 in joint work in which a worker may fail: see `called_off`
         self.off = False  # joint work was called off: no collective until all workers call `begin_again`
         self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices

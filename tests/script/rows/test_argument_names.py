@@ -40,19 +40,19 @@ ROWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "where(condition=, input=)": lambda y: torch.where(condition=y > 0, input=y, other=-y),
     "normalize(input=)": lambda y: F.normalize(input=y, dim=1),
     "layer_norm(input=)": lambda y: F.layer_norm(input=y, normalized_shape=(4,)),
+    "cat(axis=0)": lambda y: torch.cat([y, 2 * y], axis=0),
+    "gather(axis=1)": lambda y: torch.gather(y, axis=1, index=INDEX),
+    "trapezoid(x=)": lambda y: torch.trapezoid(y, x=y.abs().cumsum(1)),
 }
 # Reductions over the rows, and functions that gather them.
 OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "reshape(input=, shape=)": lambda y: torch.reshape(input=y, shape=(7, 2, 2)),
-    "cat(axis=0)": lambda y: torch.cat([y, 2 * y], axis=0),
     "sum(axis=0)": lambda y: torch.sum(y, axis=0),
     ".mean(axis=(0, 1), keepdims)": lambda y: y.mean(axis=(0, 1), keepdims=True),
     ".std(axis=0)": lambda y: y.std(axis=0),
-    "gather(axis=1)": lambda y: torch.gather(y, axis=1, index=INDEX),
     "mse_loss(input=)": lambda y: F.mse_loss(input=y, target=torch.ones(7, 4)),
     "cosine_similarity(x1=, x2=)": lambda y: F.cosine_similarity(x1=y, x2=2 * y + 1),
     "cdist(x1=, x2=)": lambda y: torch.cdist(x1=y, x2=y[:2]),
-    "trapezoid(x=)": lambda y: torch.trapezoid(y, x=y.abs().cumsum(1)),
 }
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "F.softmax(axis=)": lambda y: F.softmax(y, axis=1),  # type: ignore[call-arg]

@@ -35,4 +35,4 @@ def test_known_functions_gather_nothing_and_others_gather_once(play: Callable[..
     tables = "\n".join(text.splitlines()[: loop.lineno - 1])
     found = play(tables + LOOP.format(exceptions=EXCEPTIONS), workers=workers, gather_below=0)
     printed = [line for line in found.well.printed.splitlines() if not line.startswith(("hook", "retained", "metric"))]
-    assert printed == ["end"]
+    assert printed == ["end"], printed

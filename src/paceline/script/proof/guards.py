@@ -89,10 +89,7 @@ class Guards:
         return (
             self.switches(module),
             self._hooks.on(module),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            *_autocast("cpu"),
-            *(_autocast("cuda") if torch.cuda.is_initialized() else ()),
+            number_modes(),
             tree.structure(given),
             *kinds_of_arguments(leaves, values=values, sizes=module in self.by_sizes),
         )
@@ -106,6 +103,16 @@ class Guards:
     def is_restless(self, module: nn.Module) -> bool:
         """Whether a value changes from call to call, so that each call is to be compared with its proof."""
         return module in self._values and self._values[module].is_restless
+
+
+def number_modes() -> Hashable:
+    """What decides about gradients and precision."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *_autocast("cpu"),
+        *(_autocast("cuda") if torch.cuda.is_initialized() else ()),
+    )
 
 
 def _autocast(kind: str) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""`Rows` with all functions that are known to work on own rows: importing them fills the table `tensor.KNOWN`."""
+"""`Rows` with the functions that have rules of their own: importing them fills the table `tensor.KNOWN`."""
 
-from paceline.script.rows import elementwise, gradients, losses, reductions, shapes
+from paceline.script.rows import elementwise, gradients, reductions, shapes
 from paceline.script.rows.tensor import Rows
 
-__all__ = ["Rows", "elementwise", "gradients", "losses", "reductions", "shapes"]
+__all__ = ["Rows", "elementwise", "gradients", "reductions", "shapes"]

@@ -1,4 +1,4 @@
-"""Functions that treat every row by itself: elementwise ones, with broadcasting, and products with whole matrices."""
+"""Functions that treat every element by itself, with broadcasting. Only for speed, but for changes in place."""
 
 from __future__ import annotations
 
@@ -109,20 +109,6 @@ def in_place(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return NotImplemented if of_own_rows(me, f, args, kwargs) is NotImplemented else me
 
 
-def product(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Rows times a whole matrix or vector (also `linear`), with the rows not along the contracted dimension."""
-    me = args[0] if args else None
-    if not isinstance(me, Rows) or me.rows.dim == me.dim() - 1 or kwargs.get("out") is not None:
-        return NotImplemented
-    others = (*args[1:], *kwargs.values())
-    if any(isinstance(x, Rows) or not (x is None or (isinstance(x, torch.Tensor) and x.dim() <= 2)) for x in others):
-        return NotImplemented
-    group = me.rows.split.group
-    shared = [None if x is None else crossings.share(x, group) for x in args[1:]]
-    named = {name: None if x is None else crossings.share(x, group) for name, x in kwargs.items()}
-    return Rows(f(me.local, *shared, **named), me.rows)
-
-
 def filled(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A new tensor of the same shape that does not depend on the values: equal on all workers, so it is a whole one."""
     me = args[0] if args else None
@@ -161,6 +147,5 @@ knows("contiguous", contiguous)
 knows(SEVERAL, several)
 knows(" ".join(f"{name}_" for name in f"{ONE} {SEVERAL}".split() if not name.startswith("__")), in_place)
 knows(IN_PLACE, in_place)
-knows("matmul __matmul__ mm mv linear", product)
 knows("zeros_like ones_like full_like empty_like rand_like randn_like randint_like", filled)
 knows("new_zeros new_ones new_full new_empty new_tensor", filled)

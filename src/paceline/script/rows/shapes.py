@@ -159,55 +159,9 @@ def _is_basic(index: Any) -> bool:
     return all(type(item) in BASIC for item in items)
 
 
-def gather_along(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`torch.gather` and `take_along_dim` along a dimension that is not that of the rows."""
-    me = args[0]
-    if not isinstance(me, Rows) or kwargs or len(args) != 3:
-        return NotImplemented
-    dim, index = args[1:] if isinstance(args[1], int) else args[:0:-1]
-    if not isinstance(index, torch.Tensor) or index.dim() != me.dim() or dim % me.dim() == me.rows.dim:
-        return NotImplemented
-    if index.shape[me.rows.dim] != me.rows.size:
-        return NotImplemented
-    own = operand(index, me.rows, me.dim() - me.rows.dim)
-    if own is NotImplemented:
-        return NotImplemented
-    together = me.rows.split.group.together
-    return Rows(together.do(_and_agree, me, f, *((dim, own) if isinstance(args[1], int) else (own, dim))), me.rows)
-
-
-def _and_agree(me: Rows, f: Callable[..., Any], *args: Any) -> Any:
-    """An index out of range is one worker's error only: all workers must raise it."""
-    made = f(me.local, *args)
-    me.rows.split.group.agree()
-    return made
-
-
-def cat(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """`torch.cat` along another dimension than that of the rows, and `torch.stack`."""
-    parts = args[0] if args else kwargs.get("tensors")
-    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    me = next((part for part in parts or () if isinstance(part, Rows)), None)
-    if me is None or kwargs.get("out") is not None or any(part.dim() != me.dim() for part in parts):
-        return NotImplemented
-    stacks = f is torch.stack
-    dim %= me.dim() + stacks
-    if dim == me.rows.dim and not stacks:
-        return NotImplemented
-    from_right = me.dim() - me.rows.dim
-    if any(part.shape[me.rows.dim] != me.rows.size for part in parts):
-        return NotImplemented
-    own = [operand(part, me.rows, from_right) for part in parts]
-    if any(part is NotImplemented for part in own):
-        return NotImplemented
-    return Rows(f(own, dim), me.rows.at(me.rows.dim + (stacks and dim <= me.rows.dim)))
-
-
 knows("view reshape", reshape)
 knows("flatten", flatten)
 knows(VIEWS, view)
-knows("gather take_along_dim", gather_along)
-knows("cat concat concatenate stack", cat)
 KNOWN[torch.Tensor.__getitem__] = getitem
 KNOWN[torch.Tensor.__setitem__] = setitem
 for _name in ("T", "mT", "data"):

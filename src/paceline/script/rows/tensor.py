@@ -1,9 +1,10 @@
 """A tensor of the whole batch's shape whose memory is this worker's rows.
 
-`Rows` is the output of a sliced call. A function that is known (`KNOWN`) computes on own rows: row-wise functions give
-`Rows` again, and reductions become one small all-reduce. Before any other function the rows of all workers are gathered
-and the tensor *becomes* a plain one: the script's variable is then an ordinary torch.Tensor. So numbers never depend on
-which functions are known, only time and memory do.
+`Rows` is the output of a sliced call. A function that is known (`KNOWN`), or about which the proof knows
+(`slicing.functions`), computes on own rows: row-wise functions give `Rows` again, and reductions become one small
+all-reduce. Before any other function the rows of all workers are gathered and the tensor *becomes* a plain one: the
+script's variable is then an ordinary torch.Tensor. So numbers never depend on which functions are known, only time and
+memory do.
 
 Every worker runs the same script and meets the same functions in the same order: a gather never waits for a worker that
 does not come.
@@ -74,6 +75,11 @@ class Rows(torch.Tensor):
         handler = KNOWN.get(f) or KNOWN.get(getattr(f, "__wrapped__", None))
         if handler is not None:
             made = handler(f, *_torch_names(f, args, kwargs)) if kwargs else handler(f, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        me = _first(args, kwargs)
+        if me is not None and (functions := me.rows.split.group.functions) is not None:
+            made = functions(f, args, kwargs)
             if made is not NotImplemented:
                 return made
         make_plain((args, kwargs))
@@ -154,6 +160,14 @@ def _torch_names(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 def _torch_name(name: str, given: dict[str, Any]) -> str:
     known = NUMPY_NAMES.get(name, name)
     return name if known in given else known  # given both ways: torch raises
+
+
+def _first(args: Any, kwargs: Any) -> Rows | None:
+    """The first sharded output among the arguments."""
+    for value in args:
+        if isinstance(value, Rows):
+            return value
+    return next((leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, Rows)), None)
 
 
 def make_plain(value: Any) -> Any:

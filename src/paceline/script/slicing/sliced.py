@@ -41,6 +41,7 @@ from paceline.script.slicing.arguments import (
     versions_of,
 )
 from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.functions import Functions
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
@@ -113,6 +114,7 @@ class SlicedCalls:
         self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages, self._draws = averages, draws
+        group.functions = Functions(group, prove, averages)
         self._prove, self._inside = prove, inside
         self.guards = Guards()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()

@@ -1,0 +1,222 @@
+"""Functions of torch on sharded outputs. A function is a small module: the proof says what own rows suffice for.
+
+A function's outputs are rows again, a sum or a mean over the workers, or the same on all of them. What cannot be proven
+is computed of all rows. The proof is made once for each kind of call, and again for more rows than before. Views,
+changes in place, elementwise functions and a few others have rules of their own in `script/rows`, which are asked
+first: they are faster, and what shares memory with own rows must be a view of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.script import tree
+from paceline.script.proof.guards import number_modes
+from paceline.script.proof.proof import Proof
+from paceline.script.proof.recorder import Recorder, words
+from paceline.script.rows.layout import Layout
+from paceline.script.rows.tensor import Rows
+from paceline.script.slicing import crossings
+from paceline.script.slicing.arguments import unsharded
+from paceline.script.slicing.crossings import HALF
+from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.plan import Role, SlicePlan
+from paceline.script.slicing.ways import Way, some_rows
+from paceline.torch_private import is_being_traced, is_transformed
+
+MOST = 1000  # kinds of calls
+FEW = 3  # rows
+# Operations that raise for no value of their arguments. Of others one worker's rows may be the cause.
+NEVER_RAISE = words(
+    """
+    add sub mul div neg pow exp log sqrt abs mm bmm addmm baddbmm cat stack sum mean amax amin argmax argmin max min
+    norm linalg_vector_norm _softmax _log_softmax native_layer_norm sort topk cumsum var std logsumexp mse_loss
+    clamp clamp_min clamp_max where eq ne lt le gt ge relu sigmoid tanh gelu
+    """
+)
+BY_TARGETS = ("cross_entropy", "nll_loss")  # their means have denominators of their own: see `Averages`
+
+
+class _Function(nn.Module):
+    """Stands for a function in its proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """How a function is computed on own rows."""
+
+    plan: SlicePlan
+    dtypes: list[torch.dtype]  # of its results
+    may_raise: bool  # because of one worker's rows
+    in_float32: bool  # a sum or a mean of numbers of 16 bits: rounded once, when the workers' are added up
+    sends_nothing: bool
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other worker has to know of the call."""
+        return self.sends_nothing and not self.may_raise
+
+
+class _Nest:
+    """Arguments, as a list of leaves and as they are."""
+
+    __slots__ = ("_args", "_kwargs", "is_flat", "leaves", "structure")
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self._args, self._kwargs = args, kwargs
+        self.leaves: list[Any] = [*args, *kwargs.values()]
+        self.is_flat = not any(isinstance(leaf, (tuple, list, dict)) for leaf in self.leaves)
+        self.structure: Hashable = (len(args), *kwargs)
+        if not self.is_flat:
+            self.leaves, self.structure = tree.leaves((args, kwargs)), tree.structure((args, kwargs))
+
+    def rebuilt(self, leaves: list[Any]) -> Any:
+        """The same with other leaves."""
+        if not self.is_flat:
+            return tree.rebuild((self._args, self._kwargs), iter(leaves))
+        count = len(self._args)
+        return leaves[:count], dict(zip(self._kwargs, leaves[count:], strict=True))
+
+
+class Functions:
+    """What the proof found of functions. Every worker asks for the same functions in the same order."""
+
+    def __init__(self, group: Group, prove: Proof, averages: Averages) -> None:
+        self.group, self._prove, self._averages = group, prove, averages
+        self._module = _Function()
+        self._known: dict[Hashable, _Found | None] = {}
+
+    def __call__(self, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The function's result, computed on own rows; NotImplemented if all rows are needed. Every worker calls it;
+        may wait for all of them."""
+        if getattr(f, "__name__", "_").endswith("_") or kwargs.get("out") is not None or Recorder.active is not None:
+            return NotImplemented  # changes in place, and what Python asks of an object
+        nest = _Nest(args, kwargs)
+        leaves = nest.leaves
+        me = next(leaf for leaf in leaves if isinstance(leaf, Rows))
+        layout = me.rows
+        if any(isinstance(leaf, Rows) and not leaf.rows.has_rows_of(layout) for leaf in leaves):
+            return NotImplemented
+        try:
+            key = f, nest.structure, number_modes(), *[_described(leaf, layout.size) for leaf in leaves]
+            found = self._known.get(key)
+        except TypeError:  # an argument without a hash
+            return NotImplemented
+        if key not in self._known or (found is not None and not _holds(found.plan, layout)):
+            if not me.numel() or is_being_traced(me.local) or is_transformed():
+                return NotImplemented
+            if len(self._known) >= MOST:
+                self._known.clear()
+            with self.group.watch.checking():
+                found = self._known[key] = self._find(f, args, kwargs, leaves, layout)
+        if found is None or is_transformed():
+            return NotImplemented
+        if found.is_local:
+            return self._compute(f, nest, me, found)
+        return self.group.together.do(self._compute, f, nest, me, found)
+
+    def _find(self, f: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any], layout: Layout) -> _Found | None:
+        def plain(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return f(*args, **kwargs)
+
+        given = unsharded((args, kwargs))
+        wholes = tree.leaves(given)
+        plan, _ = self._prove.first(plain, self._module, given, wholes, _ways(leaves, layout))
+        if plan is None or plan.draws or plan.states or plan.buffers:
+            return None
+        if (plan.all_count or plan.averages) and getattr(f, "__name__", "") not in BY_TARGETS:
+            return None
+        few = some_rows(given, wholes, plan.cuts, FEW)
+        with torch.no_grad():
+            made = tree.leaves(f(*few[0], **few[1]))
+        inputs = {_memory(leaf) for leaf in tree.leaves(few) if isinstance(leaf, torch.Tensor)}
+        if not made or not all(isinstance(one, torch.Tensor) and _memory(one) not in inputs for one in made):
+            return None
+        dtypes = [one.dtype for one in made]
+        sent = [role.kind not in ("rows", "same") for role in plan.outputs]
+        halves = any(dtype in HALF and is_sent for dtype, is_sent in zip(dtypes, sent, strict=True))
+        return _Found(plan, dtypes, not NEVER_RAISE.issuperset(plan.names), halves, not any(sent))
+
+    def _compute(self, f: Callable[..., Any], nest: _Nest, me: Rows, found: _Found) -> Any:
+        plan, layout = found.plan, me.rows
+        local = [self._own(leaf, plan.cuts.get(i), layout) for i, leaf in enumerate(nest.leaves)]
+        if found.in_float32:
+            local = [x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x for x in local]
+        args, kwargs = nest.rebuilt(local)
+        begins = bool(plan.averages) and not self._averages.watching
+        if begins:
+            self._averages.begin()
+        try:
+            made = f(*args, **kwargs)
+        finally:
+            if begins:
+                self._averages.end()
+        if found.may_raise and found.sends_nothing:
+            self.group.agree()
+        if isinstance(made, torch.Tensor):
+            return self._joined(made, plan.outputs[0], found.dtypes[0], me)
+        pieces = zip(tree.leaves(made), plan.outputs, found.dtypes, strict=True)
+        return tree.rebuild(made, iter([self._joined(*piece, me) for piece in pieces]))
+
+    def _own(self, leaf: Any, dim: int | None, layout: Layout) -> Any:
+        if isinstance(leaf, Rows):
+            return leaf.local
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return crossings.share(leaf, self.group) if dim is None else layout.at(dim).own(leaf)
+
+    def _joined(self, piece: torch.Tensor, role: Role, dtype: torch.dtype, me: Rows) -> torch.Tensor:
+        layout = me.rows
+        if role.kind == "rows":
+            many = piece.shape[role.dim] // me.local.shape[layout.dim]
+            outer, inner = (many, 1) if role.spread else (1, many)
+            piece = piece.clone() if _memory(piece) == _memory(me.local) else piece  # of a single row
+            return Rows(piece, Layout(layout.split, role.dim, layout.outer * outer, layout.inner * inner))
+        if role.kind == "same":
+            return piece
+        if (divisor := self._averages.divisor_of(piece)) is not None:
+            return crossings.mean(piece, divisor, self.group)
+        weight = 1.0 if role.kind == "sum" else layout.split.share
+        return crossings.blend(piece, weight, self.group, dtype)
+
+
+def _described(leaf: Any, rows: int) -> Hashable:
+    """What the key has of an argument: of a tensor which sizes are 1, or as many as the rows."""
+    if isinstance(leaf, Rows):
+        return leaf.rows.dim, leaf.dtype, leaf.requires_grad, *[size == 1 for size in leaf.shape]
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.requires_grad, *[size if size in (1, rows) else 0 for size in leaf.shape]
+    return type(leaf), leaf
+
+
+def _holds(plan: SlicePlan, layout: Layout) -> bool:
+    """Whether a plan was proven for as many rows."""
+    least = min(layout.split.sizes) * layout.outer * layout.inner
+    return layout.size <= max(plan.batches) and (plan.single or least > 1)
+
+
+def _ways(leaves: list[Any], layout: Layout) -> list[Way]:
+    """Ways to cut the tensors that are as long as the rows are many: at the same dimension, counted from the left, as
+    labels, or from the right, as an operand; wherever they are so long; or not at all."""
+    sharded = {i: leaf.rows.dim for i, leaf in enumerate(leaves) if isinstance(leaf, Rows)}
+    first = next(iter(sharded))
+    dim, from_right, ways = sharded[first], leaves[first].dim() - sharded[first], list[Way]()
+    whole = {i: t.shape for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and i not in sharded}
+    whole = {i: shape for i, shape in whole.items() if layout.size in shape}
+    left = {i: dim for i, shape in whole.items() if len(shape) > dim and shape[dim] == layout.size}
+    right = {i: len(s) - from_right for i, s in whole.items() if len(s) >= from_right and s[-from_right] == layout.size}
+    anywhere = {i: tuple(shape).index(layout.size) for i, shape in whole.items()}
+    for cuts in (anywhere | left, anywhere | right, left, right, {}):
+        if (first, sharded | cuts) not in ways:
+            ways.append((first, sharded | cuts))
+    return ways
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
