@@ -27,6 +27,7 @@ from paceline.script.slicing.arguments import unsharded
 from paceline.script.slicing.crossings import HALF
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import Role, SlicePlan
+from paceline.script.slicing.side_effects import Function
 from paceline.script.slicing.ways import Way, some_rows
 from paceline.torch_private import is_being_traced, is_transformed
 
@@ -41,10 +42,6 @@ NEVER_RAISE = words(
     """
 )
 BY_TARGETS = ("cross_entropy", "nll_loss")  # their means have denominators of their own: see `Averages`
-
-
-class _Function(nn.Module):
-    """Stands for a function in its proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class Functions:
 
     def __init__(self, group: Group, prove: Proof, averages: Averages) -> None:
         self.group, self._prove, self._averages = group, prove, averages
-        self._module = _Function()
+        self._module = Function()
         self._known: dict[Hashable, _Found | None] = {}
 
     def __call__(self, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:

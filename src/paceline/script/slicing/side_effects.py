@@ -105,8 +105,14 @@ def holdings(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
     yield from outside(module)
 
 
+class Function(nn.Module):
+    """Stands for a function of torch in its proof: see `functions`."""
+
+
 def outside(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
-    """The same without the attributes of modules."""
+    """The same without the attributes of modules. Functions of torch touch no variables."""
+    if isinstance(module, Function):
+        return
     known: set[int] = set()
     for m in module.modules():
         known.update(map(id, m.__dict__.values()))
