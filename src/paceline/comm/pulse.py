@@ -25,6 +25,7 @@ class Pulse:
         self.before_waiting: Callable[[], None] | None = None  # sends what peers may be waiting for
         self.alone = 0  # the thread that loads samples which no other worker loads: it must not use collectives
         self.view = ""
+        self.speaks = False  # what the script writes here goes to its real files
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, if measured
         self.asking = False  # the main thread waits for standard input: somebody is at a prompt

@@ -191,6 +191,7 @@ class Control:
             passed=pulse.passed,
             asking=pulse.asking,
             evaluated_after=pulse.evaluated_after,
+            speaks=pulse.speaks,
             strangers=strangers(),
             last=last,
         )
