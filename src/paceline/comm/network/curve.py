@@ -27,6 +27,7 @@ from paceline import threads
 FRAME = 256 << 10  # bytes of a frame
 _ENCRYPTED = 1024  # bytes by which encryption makes a frame longer, at most
 _HANDSHAKE = 10.0  # seconds that a peer has to prove its key
+_CONNECT = 2.0  # seconds of one try: while a port is closed, the kernel itself tries again ever more rarely
 _UNPROVEN = 32  # connections whose handshake has not ended: with more than are expected, no others are let in
 _PROBE = 5.0  # seconds: a connection that its peer closes earlier was a look whether the port can be reached
 
@@ -50,6 +51,7 @@ def trust(connecting: Any, key: str) -> None:
     connecting.setsockopt(zmq.CURVE_PUBLICKEY, public)
     connecting.setsockopt(zmq.CURVE_SECRETKEY, secret)
     connecting.setsockopt(zmq.MAXMSGSIZE, FRAME + _ENCRYPTED)
+    connecting.setsockopt(zmq.CONNECT_TIMEOUT, int(1000 * _CONNECT))
 
 
 def frames_of(message: Any) -> list[Any]:
