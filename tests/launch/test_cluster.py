@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.comm.link import messages as say
+from paceline.comm.pulse import BEAT
 from paceline.errors import UsageError
 from paceline.launch.cluster import line as cluster_line
 from paceline.launch.cluster import wire
@@ -184,7 +185,7 @@ def test_a_controller_hears_an_agent_that_is_busy_otherwise(agents: Agents, monk
         assert time.monotonic() < by, "no heartbeat without the agent's loop"
         select.select([agents.bell], [], [], 0.05)
     monkeypatch.setattr(cluster_line, "STUCK", 0.0)
-    while agents.silence(0) < 2 * wire.BEAT + 1.0:
+    while agents.silence(0) < 2 * BEAT + 1.0:
         assert time.monotonic() < by, "heartbeats of an agent whose loop does not go on"
         select.select([], [], [], 0.05)
     line.close()

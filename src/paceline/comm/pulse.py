@@ -11,6 +11,9 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
+BEAT = 0.5  # seconds between two heartbeats of any process of a run
+LOST = 10.0  # seconds without one, after which a host, or the controller, is lost
+
 
 class Pulse:
     """The state of one worker. `waiting` names the collective that the main thread is in; an empty string means that

@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from paceline import threads
+from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
 from paceline.launch.cluster import facts, wire
@@ -37,7 +38,6 @@ from paceline.launch.zygote.handle import Zygote
 from paceline.record import prepare
 from paceline.topology import discover
 
-LOST = 10.0  # seconds without a word from the controller
 _TICK = 0.2  # seconds
 _BRING = 1.0  # seconds between two looks at what the record has grown by
 
@@ -201,7 +201,7 @@ class Agent:
         if self._line.silence > LOST:
             raise SilentController
         if now >= self._look_at and self._host is not None:
-            self._look_at = now + wire.BEAT
+            self._look_at = now + BEAT
             if warning := self._host.look(now):
                 self._line.send(wire.Warned(warning))
         if now >= self._bring_at and self._homing is not None:

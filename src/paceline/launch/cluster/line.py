@@ -19,6 +19,7 @@ from paceline import threads
 from paceline.comm.link import messages as say
 from paceline.comm.network.connections import Connections
 from paceline.comm.network.curve import frames_of, joined, trust
+from paceline.comm.pulse import BEAT
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import NO_ANSWER, connect_all
 from paceline.launch.cluster.sequence import Sequence as Numbered
@@ -88,7 +89,7 @@ class Line:
         for source in (self._socket, self._wake):
             poller.register(source, zmq.POLLIN)
         while not self._over or self._outbox:
-            if self._wake in dict(poller.poll(int(1000 * wire.BEAT))):
+            if self._wake in dict(poller.poll(int(1000 * BEAT))):
                 os.eventfd_read(self._wake)
             self._take()
             while self._outbox:
@@ -96,7 +97,7 @@ class Line:
                 self._send(message, self._messages.add(message))
                 beat_at = min(beat_at, self._looked)  # from the agent's first word on
             if self._looked >= beat_at and self._looked - self._turned < STUCK:
-                beat_at = self._looked + wire.BEAT
+                beat_at = self._looked + BEAT
                 states = wire.States("".join(state_of(pid) or "-" for pid in self.pids))
                 self._send(states, self._messages.add(states))
         self._connections.close()
