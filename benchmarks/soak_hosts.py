@@ -206,13 +206,15 @@ def agents(hosts: Hosts, number: int) -> list[int]:
 
 
 def workers(hosts: Hosts, number: int) -> list[int]:
-    """A worker was forked by the agent's zygote, whose command it has."""
+    """A worker was forked by the agent's zygote, whose command it has, and leads a process group."""
     found = []
     for pid in hosts.pids(number):
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
             process = psutil.Process(pid)
             parent = process.parent()
-            if parent is not None and "zygote" in " ".join(parent.cmdline()) and parent.cmdline() == process.cmdline():
+            if parent is None or "zygote" not in " ".join(parent.cmdline()) or os.getpgid(pid) != pid:
+                continue
+            if parent.cmdline() == process.cmdline():
                 found.append(pid)
     return found
 
@@ -337,9 +339,11 @@ def wrong_lines(folder: Path) -> tuple[int, int, list[str]]:
     printed = (folder / "out").read_text().splitlines()
     steps = 1 + max((int(line.split()[0]) for line in printed if len(line.split()) == 2), default=-1)
     line = [sys.executable, "train.py", str(steps), "0"]
-    plain = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=True).stdout.splitlines()
-    missing = [f"missing: {line}" for line in sorted(set(plain) - set(printed))]
-    return len(printed), steps, [line for line in printed if line not in set(plain)] + missing
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    plain = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    right = plain.splitlines()
+    missing = [f"missing: {line}" for line in sorted(set(right) - set(printed))]
+    return len(printed), steps, [line for line in printed if line not in set(right)] + missing
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.comm.link import messages as say
+from paceline.comm.pulse import BEAT
 from paceline.errors import UsageError
 from paceline.launch.cluster import line as cluster_line
 from paceline.launch.cluster import wire
@@ -53,6 +54,38 @@ def test_a_port_that_answers_and_one_that_does_not() -> None:
     listeners.close()
     assert reached == ("", "Connection refused")
     assert all(not each.address.startswith("127.") for each in interfaces())
+
+
+def test_an_agent_waits_until_strangers_have_left_the_controllers_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full port drops who comes, and the kernel of who comes tries again ever more rarely."""
+    tries = []
+
+    def try_all(places: list[tuple[str, str, int]], seconds: float) -> tuple[str, ...]:
+        found = connect_all(places, 0.1)
+        tries.append(found)
+        while stranger_there and len(tries) == 2:  # they give up
+            port.accept()[0].close()
+            stranger_there.pop().close()
+        return found
+
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        port.listen(0)
+        stranger_there = [socket.create_connection(port.getsockname())]
+        monkeypatch.setattr(cluster_line, "connect_all", try_all)
+        boot = wire.Boot(
+            number=0,
+            addresses=("127.0.0.1",),
+            port=port.getsockname()[1],
+            store_port=0,
+            key="",
+            token="",
+            script="",
+            folder="",
+        )
+        assert cluster_line._reachable(boot) == "127.0.0.1"
+    assert tries[0] == ("no answer",)
+    assert tries[-1] == ("",)
 
 
 class Never:
@@ -152,7 +185,7 @@ def test_a_controller_hears_an_agent_that_is_busy_otherwise(agents: Agents, monk
         assert time.monotonic() < by, "no heartbeat without the agent's loop"
         select.select([agents.bell], [], [], 0.05)
     monkeypatch.setattr(cluster_line, "STUCK", 0.0)
-    while agents.silence(0) < 2 * wire.BEAT + 1.0:
+    while agents.silence(0) < 2 * BEAT + 1.0:
         assert time.monotonic() < by, "heartbeats of an agent whose loop does not go on"
         select.select([], [], [], 0.05)
     line.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from launched import Launched, Play
 
 from paceline.launch import Event, watch
-from paceline.launch.failures.failure import _SETTLING
+from paceline.launch.failures.failure import _SETTLING, explain, killed_or_exited
 from paceline.launch.zygote import process as zygote_process
 from paceline.record import read_run
 from paceline.record.schema import FailureKind
@@ -281,3 +282,19 @@ def test_a_scripts_excepthook_is_called_and_writes_to_the_log(play: Play) -> Non
     assert launched.outcome.cause == "raised ValueError: bad luck"
     assert "the tracker heard of ValueError" in launched.log(0)
     assert launched.output("stderr") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("[enforce fail at listener.cc:63] false. accept: Too many open files", "takes every connection"),
+        ("[enforce fail at pair.cc:467] op.preamble.length <= op.nbytes. 8 vs 4", "entered different collectives"),
+    ],
+)
+def test_an_abort_of_gloo_is_explained_by_what_gloo_says(tmp_path: Path, said: str, told: str) -> None:
+    (tmp_path / "log.rank1.txt").write_text(
+        f"terminate called after throwing 'gloo::EnforceNotMet'\n  what(): {said}\n"
+    )
+    message = explain(killed_or_exited(1, -signal.SIGABRT, 0.0), "a", tmp_path)
+    assert told in message
+    assert ("different collectives" in message) == ("different collectives" in told)

@@ -62,3 +62,48 @@ def test_a_worker_that_leaves_with_code_0_is_gone(play: Play, tmp_path: Path, ra
     launched = run(play, tmp_path / "files", leaves=rank)
     assert len(launched.output().split()) == 6
     assert any(f"Worker {rank} ended in the middle of the script" in notice for notice in launched.notices)
+
+
+AT_EXIT = """
+import atexit, torch
+
+def main():
+    import os, signal, time
+    from paceline.comm.link import messages as say
+    from paceline.comm.link.client import link_of_this_process
+    from paceline.settings import of_this_process
+    rank, link = of_this_process().rank, link_of_this_process()
+
+    def leave():
+        link.ask(say.Add("at the end", 1))
+        while not rank and link.ask(say.Add("at the end", 0))[0] < 3:
+            time.sleep(0.005)
+        if not rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not link.ask(say.Has([say.left_key(1)]))[0]:
+            time.sleep(0.005)
+
+    class Last:
+        def __del__(self):
+            leave()
+
+    print(torch.nn.Linear(4, 1)(torch.ones(8, 4)).shape, flush=True)
+    atexit.register(lambda: open({folder!r} + "/end.txt", "w").write("whole"))
+    if {after}:
+        return Last()
+    atexit.register(leave)
+
+last = main()
+"""
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["in time", "too late"])
+def test_worker_0_is_killed_when_the_others_have_come_to_the_end(play: Play, tmp_path: Path, after: bool) -> None:
+    """In handlers that are called at exit the next worker writes the files still; after them, the run says so."""
+    launched = play(AT_EXIT.format(folder=str(tmp_path), after=after), workers=3, elastic=1)
+    if after:
+        assert launched.outcome.exit_code == 1
+        assert "what the script wrote at its end may be missing" in launched.outcome.message
+    else:
+        assert launched.outcome.exit_code == 0
+        assert (tmp_path / "end.txt").read_text() == "whole"

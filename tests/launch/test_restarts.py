@@ -10,6 +10,7 @@ from paceline.launch.events import Event, Notice
 from paceline.launch.host import HostLostError
 from paceline.launch.restarts import SAVED, with_restarts
 from paceline.record import Outcome
+from paceline.record.schema import FailureKind
 from paceline.settings import RunSettings, SaveSettings
 
 
@@ -19,7 +20,7 @@ class Attempts:
     def __init__(self, folder: Path, *lost: str) -> None:
         self.folder, self._lost, self.told = folder, list(lost), list[str]()
         self.resumed: list[str] = []
-        self.saves = False
+        self.saves = self.loses_workers = False
 
     def __call__(self, run: RunSettings) -> Outcome:
         assert run.saving is not None
@@ -27,6 +28,9 @@ class Attempts:
         if self.saves:
             self.folder.mkdir(exist_ok=True)
             (self.folder / SAVED).touch()
+        if self._lost and self.loses_workers:
+            rank = int(self._lost.pop(0))
+            return Outcome(exit_code=137, seconds=1.0, failed_rank=rank, kind=FailureKind.KILLED, message="killed")
         if self._lost:
             raise HostLostError(self._lost.pop(0), range(2, 3), "it has not answered for 10 s")
         return Outcome(exit_code=0, seconds=1.0)
@@ -52,6 +56,17 @@ def test_a_host_that_is_lost_again_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(HostLostError):
         attempts.play(tmp_path, most=3)
     assert len(attempts.resumed) == 2
+
+
+@pytest.mark.parametrize(("lost", "code", "starts"), [("12", 0, 3), ("11", 137, 2)])
+def test_a_worker_lost_before_the_first_save_means_a_new_beginning_once(
+    tmp_path: Path, lost: str, code: int, starts: int
+) -> None:
+    """With a strategy whose workers cannot go on without it."""
+    attempts = Attempts(tmp_path / "saves", *lost)
+    attempts.loses_workers = True
+    assert attempts.play(tmp_path, most=3).exit_code == code
+    assert attempts.resumed == [""] * starts
 
 
 def test_a_run_that_is_not_elastic_ends_at_once(tmp_path: Path) -> None:

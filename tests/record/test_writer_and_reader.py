@@ -58,6 +58,16 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+def test_a_new_folder_has_room_for_the_beginning_of_a_record(full_disk: Path) -> None:
+    """On a disk with hardly enough for the first check, the run ended at its second one instead of going elsewhere."""
+    filling = full_disk / "filling"
+    filling.write_bytes(bytes(60 << 10))
+    subprocess.run(["mount", "-o", "remount,size=128k", full_disk], check=True)
+    with pytest.raises(RecordError, match="cannot be written"):
+        new_folder(full_disk, "train.py")
+    assert [path.name for path in full_disk.iterdir()] == ["filling"]
+
+
 def test_steps_come_back_as_they_were_written(tmp_path: Path) -> None:
     writer = StepWriter(tmp_path / "steps.rank1.jsonl")
     steps = [a_step(number) for number in range(3)]

@@ -11,6 +11,9 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
+BEAT = 0.5  # seconds between two heartbeats of any process of a run
+LOST = 10.0  # seconds without one, after which a host, or the controller, is lost
+
 
 class Pulse:
     """The state of one worker. `waiting` names the collective that the main thread is in; an empty string means that
@@ -25,6 +28,7 @@ class Pulse:
         self.before_waiting: Callable[[], None] | None = None  # sends what peers may be waiting for
         self.alone = 0  # the thread that loads samples which no other worker loads: it must not use collectives
         self.view = ""
+        self.speaks = False  # what the script writes here goes to its real files
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, if measured
         self.asking = False  # the main thread waits for standard input: somebody is at a prompt

@@ -7,7 +7,6 @@ side runs in a separate thread, so that it answers while the script is stuck in 
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import sys
@@ -21,15 +20,14 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.network.curve import strangers
-from paceline.comm.pulse import Pulse
+from paceline.comm.network.curve import guard, is_token, strangers, trust
+from paceline.comm.pulse import BEAT, Pulse
 from paceline.errors import RecordError
 from paceline.launch import messages
 from paceline.launch.failures import texts
 from paceline.launch.failures.tracebacks import stack_of
 from paceline.settings import WorkerSettings
 
-_BEAT = 0.5  # seconds between heartbeats
 _LARGEST = 1 << 20  # most bytes of a message
 
 
@@ -41,9 +39,7 @@ class ControlChannel:
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
         self.socket = self._context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        guard(self.socket, secret, largest=_LARGEST)
         # A socket's path has 107 bytes at most. The folder's descriptor makes the path short, wherever the folder is.
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self.address = f"ipc:///proc/{os.getpid()}/fd/{self._folder}/control"
@@ -64,7 +60,7 @@ class ControlChannel:
                 envelope = self._decoder.decode(frames[-1])
             except msgspec.DecodeError:
                 continue
-            if hmac.compare_digest(envelope.token.encode(), self.token.encode()):
+            if is_token(envelope.token, self.token):
                 self._peers[envelope.rank] = frames[0]
                 yield envelope.rank, envelope.message
 
@@ -128,11 +124,7 @@ class Control:
     def _serve(self) -> None:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
-        public, secret = zmq.curve_keypair()
-        socket.setsockopt(zmq.CURVE_SERVERKEY, self._settings.control_key.encode())
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        trust(socket, self._settings.control_key)
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(self._settings.control)
         poller = zmq.Poller()
@@ -149,7 +141,7 @@ class Control:
             now = time.monotonic()
             if now >= next_beat:
                 self._send(socket, self._beat())
-                next_beat = now + _BEAT
+                next_beat = now + BEAT
             ready = dict(poller.poll(int(1000 * max(0.0, next_beat - time.monotonic()))))
             if self._bell in ready:
                 os.eventfd_read(self._bell)
@@ -163,7 +155,7 @@ class Control:
             envelope = decoder.decode(socket.recv())
         except msgspec.DecodeError:
             return
-        if hmac.compare_digest(envelope.token.encode(), self._settings.token.encode()):
+        if is_token(envelope.token, self._settings.token):
             main = threading.main_thread().ident
             frame = sys._current_frames().get(main) if main is not None else None
             stack = stack_of(frame) if frame is not None else "its main thread has ended"
@@ -191,6 +183,7 @@ class Control:
             passed=pulse.passed,
             asking=pulse.asking,
             evaluated_after=pulse.evaluated_after,
+            speaks=pulse.speaks,
             strangers=strangers(),
             last=last,
         )

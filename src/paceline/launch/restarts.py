@@ -11,6 +11,7 @@ from paceline.launch.events import Event, Notice
 from paceline.launch.host import HostsGoneError
 from paceline.launch.requeue import of_this_job
 from paceline.record import Outcome
+from paceline.record.schema import FailureKind
 from paceline.settings import JOINED, RunSettings
 from paceline.units import count
 
@@ -28,7 +29,8 @@ def with_restarts(
     """The outcome of the last attempt, with the notices of all. Each runs the whole script, from the last save on.
 
     An attempt that failed is followed by another one if `run.restarts` are left; if the run is elastic on several
-    hosts, also if something was saved meanwhile, or if a host was lost, for the first time, before anything was."""
+    hosts, also if something was saved meanwhile, or if a host or a worker was lost, for the first time, before anything
+    was."""
     saving, left, notices, lost = run.saving, run.restarts, list[str](), set[str]()
     if saving is None:
         return attempt(run)
@@ -58,8 +60,8 @@ def with_restarts(
             left -= left > 0
             allowed = f"; {count(left, 'restart')} left" if run.restarts else ""
             tell(f"{outcome.message}\nThe run starts again from {saving.folder}{allowed}.")
-        elif gone is not None and run.most and not state and not lost.intersection(gone.names):
-            lost.update(gone.names)
+        elif run.most and not state and (names := _lost(outcome, gone)) and not lost & names:
+            lost |= names
             tell(f"{outcome.message}\nNothing was saved yet: the run starts again from the beginning.")
             shutil.rmtree(record / "scratch", ignore_errors=True)
             continue
@@ -73,6 +75,13 @@ def with_restarts(
         tell(UNUSED)
     outcome.notices = notices
     return outcome
+
+
+def _lost(outcome: Outcome, gone: HostsGoneError | None) -> set[str]:
+    """The hosts that an attempt has lost, or the worker whose loss has ended it."""
+    if gone is not None:
+        return {*gone.names}
+    return {f"worker {outcome.failed_rank}"} if outcome.kind is FailureKind.KILLED else set()
 
 
 def _age(folder: str) -> int:

@@ -75,6 +75,7 @@ class Watch:
         )  # how often workers were lost; hosts that the others go on without
         self._saves, self._codes = run.saving is not None, dict[int, int]()  # exit codes, by rank
         self.saves_to = run.saving.folder if run.saving is not None else ""
+        self._writes_files = run.staged and run.launch_as is None
         self._voice = Voice(alike=run.launch_as is None, by_lines=sees_slices(run))
         self._host_of = {rank: host for host in hosts for rank in host.ranks}
         self.standings = [stall.WorkerStanding(rank, host=self._host_of[rank].name) for rank in range(run.workers)]
@@ -125,6 +126,8 @@ class Watch:
             self._turn()
         if self._failures and self.cause is None and self.interrupted is None:
             self.cause = self._failures.cause(self._steps())
+        elif self._generation and self._writes_files and self.interrupted is None and self.cause is None:
+            self.cause = self._unwritten()
 
     def end_now(self) -> None:
         """Kills all remaining processes. For any error in the launcher itself."""
@@ -288,6 +291,17 @@ class Watch:
         if self.interrupted is None or codes == {PREEMPTED}:
             return codes.pop()
         return PREEMPTED if self.interrupted == signal.SIGTERM else None
+
+    def _unwritten(self) -> Failure | None:
+        """A failure, if the worker that speaks for the run at its end has not written the script's files: it had come
+        to its own end when it was its turn."""
+        rank = self._voice.rank
+        beat = self.standings[rank].beat
+        if beat is not None and beat.speaks:
+            return None
+        lost = ", ".join(str(failure.rank) for failure in self._lost)
+        cause = f"had ended when worker {lost} was lost: what the script wrote at its end may be missing from its files"
+        return Failure(rank=rank, kind=FailureKind.EXITED, at=time.monotonic(), cause=cause, exit_code=1)
 
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat

@@ -42,7 +42,7 @@ def new_folder(parent: Path, script_name: str, *, share: bool = False) -> Path:
         except OSError as error:
             raise unwritable(folder, error) from error
         with _taken_back(folder, folder):
-            prove(folder)
+            prove(folder, 2 * _PROBE)  # also room for what is written before `prepare`
         return folder
     raise RecordError(f"{parent} already holds a thousand records of {name}.", advice="Try again in a second.")
 
@@ -104,12 +104,12 @@ def _make_scratch(folder: Path) -> None:
         os.mkdir(folder / SCRATCH, OWNER)
 
 
-def prove(folder: Path) -> None:
+def prove(folder: Path, probing: bytes = _PROBE) -> None:
     """Writes a file to the folder and removes it. Permission bits and free-space counters are not reliable enough."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         try:
-            write_file(probe, _PROBE)
+            write_file(probe, probing)
         finally:
             with contextlib.suppress(OSError):  # a missing folder is told by the write
                 probe.unlink()

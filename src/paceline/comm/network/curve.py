@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hmac
 import os
 import socket
 import struct
@@ -27,6 +28,7 @@ from paceline import threads
 FRAME = 256 << 10  # bytes of a frame
 _ENCRYPTED = 1024  # bytes by which encryption makes a frame longer, at most
 _HANDSHAKE = 10.0  # seconds that a peer has to prove its key
+_CONNECT = 2.0  # seconds of one try: while a port is closed, the kernel itself tries again ever more rarely
 _UNPROVEN = 32  # connections whose handshake has not ended: with more than are expected, no others are let in
 _PROBE = 5.0  # seconds: a connection that its peer closes earlier was a look whether the port can be reached
 
@@ -43,13 +45,22 @@ _EVENTS = (
 )
 
 
-def trust(connecting: Any, key: str) -> None:
-    """Makes a socket speak only with the owner of this public key. Before it connects."""
-    public, secret = zmq.curve_keypair()
+def guard(listening: Any, secret: bytes, *, largest: int = FRAME + _ENCRYPTED) -> None:
+    """Makes a socket speak only with peers that know the public key of this secret one. Before it is bound."""
+    listening.setsockopt(zmq.CURVE_SERVER, 1)
+    listening.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    listening.setsockopt(zmq.MAXMSGSIZE, largest)
+
+
+def trust(connecting: Any, key: str, own: tuple[bytes, bytes] | None = None) -> None:
+    """Makes a socket speak only with the owner of this public key. Before it connects. `own`: a public and a secret
+    key that the owner knows; new ones where it lets in whoever knows its key."""
+    public, secret = own or zmq.curve_keypair()
     connecting.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
     connecting.setsockopt(zmq.CURVE_PUBLICKEY, public)
     connecting.setsockopt(zmq.CURVE_SECRETKEY, secret)
     connecting.setsockopt(zmq.MAXMSGSIZE, FRAME + _ENCRYPTED)
+    connecting.setsockopt(zmq.CONNECT_TIMEOUT, int(1000 * _CONNECT))
 
 
 def frames_of(message: Any) -> list[Any]:
@@ -61,6 +72,12 @@ def frames_of(message: Any) -> list[Any]:
 def joined(frames: Iterable[Any]) -> bytes:
     """The message of these frames."""
     return b"".join(frames)
+
+
+def is_token(told: str | bytes, token: str | bytes) -> bool:
+    """Whether a peer has told the token, in a time that does not tell how much of it is right."""
+    ours, its = (each.encode() if isinstance(each, str) else each for each in (token, told))
+    return hmac.compare_digest(its, ours)
 
 
 def place_of(address: str, port: int) -> str:
@@ -91,9 +108,7 @@ class Door:
             self._listening.bind((address, port))
             self._listening.listen(16)
             self.port: int = self._listening.getsockname()[1]
-            guarded.setsockopt(zmq.CURVE_SERVER, 1)
-            guarded.setsockopt(zmq.CURVE_SECRETKEY, secret)
-            guarded.setsockopt(zmq.MAXMSGSIZE, FRAME + _ENCRYPTED)
+            guard(guarded, secret)
             guarded.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * _HANDSHAKE))
             self._monitor: Any = guarded.get_monitor_socket(_EVENTS)
             guarded.setsockopt(zmq.USE_FD, os.dup(self._listening.fileno()))  # ZeroMQ closes its own

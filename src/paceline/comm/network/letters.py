@@ -11,7 +11,6 @@ connection; who has them already drops them.
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import struct
 import time
@@ -22,7 +21,7 @@ import torch
 import zmq
 
 from paceline.comm.network.connections import Connections
-from paceline.comm.network.curve import Door, frames_of, trust
+from paceline.comm.network.curve import Door, frames_of, is_token, trust
 
 _HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
 _LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest
@@ -128,7 +127,7 @@ class Letters:
 
     def _take(self) -> None:
         token, head, call, *data = self._inbox.recv_multipart(copy=False)
-        if not hmac.compare_digest(token.bytes, self._token.encode()) or len(head) != _HEAD.size:
+        if not is_token(token.bytes, self._token) or len(head) != _HEAD.size:
             return
         number, phase, sender = _HEAD.unpack(head.bytes)
         if (number, phase) <= self._over:

@@ -80,6 +80,8 @@ class Post:
                     self._send(message, to)
         except BaseException as error:  # raised in the script's own thread
             self._error = error
+            if isinstance(error, (OSError, MemoryError, torch.OutOfMemoryError)):
+                raise  # no peer is gone: they and the script's thread may wait for each other
 
 
 def through_memory(waiting: Waiting, mailbox: Mailbox) -> Post:

@@ -8,7 +8,6 @@ with a key and a token from the run's store that they belong to the run.
 from __future__ import annotations
 
 import errno
-import hmac
 import os
 import secrets
 import select
@@ -22,15 +21,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline import threads
+from paceline.comm import pulse
 from paceline.comm.hosts import address_towards
 from paceline.comm.link.client import LinkStore
-from paceline.comm.network.curve import Door, place_of, trust
+from paceline.comm.network.curve import Door, is_token, place_of, trust
 from paceline.horovod.engine.membership import Membership
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
 _SECRET = 32  # bytes
-_BEAT = 0.5  # seconds
 HELLO, WELCOME, DATA, BEAT, BYE = (bytes([number]) for number in range(5))
 
 
@@ -199,7 +198,7 @@ class Carrier:
             self._poller.register(descriptor, zmq.POLLIN)
         beat_at = 0.0
         while self._ends:
-            for source, what in self._poller.poll(int(1000 * _BEAT)):
+            for source, what in self._poller.poll(int(1000 * pulse.BEAT)):
                 if source is self._carrying:
                     self._receive()
                 elif self._monitor is not None and source is self._monitor:
@@ -209,7 +208,7 @@ class Carrier:
                 else:
                     self._at_line(ranks[source], what)
             if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + _BEAT
+                beat_at = time.monotonic() + pulse.BEAT
                 self._beat()
         if self._door is not None:
             self._door.close()
@@ -257,7 +256,7 @@ class Carrier:
                 self._end(other)
 
     def _welcome(self, peer: list[bytes], data: bytes) -> None:
-        if len(data) == _SECRET + _LENGTH.size and hmac.compare_digest(data[:_SECRET], self._token):
+        if len(data) == _SECRET + _LENGTH.size and is_token(data[:_SECRET], self._token):
             (other,) = _LENGTH.unpack(data[_SECRET:])
             if other in self._ends and not self._complete.is_set():
                 self._peers[other] = peer

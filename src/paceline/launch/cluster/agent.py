@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from paceline import threads
+from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
 from paceline.launch.cluster import facts, wire
@@ -37,7 +38,6 @@ from paceline.launch.zygote.handle import Zygote
 from paceline.record import prepare
 from paceline.topology import discover
 
-LOST = 10.0  # seconds without a word from the controller
 _TICK = 0.2  # seconds
 _BRING = 1.0  # seconds between two looks at what the record has grown by
 
@@ -56,7 +56,7 @@ class Agent:
     def __init__(self, boot: wire.Boot, line: Line, zygote: Zygote, stdin: int) -> None:
         self._boot, self._line, self._zygote, self._stdin = boot, line, zygote, stdin
         self._look_at = self._bring_at = 0.0
-        self._listeners = facts.Listeners(())
+        self._listeners: facts.Listeners | None = None
         self._host: LocalHost | None = None
         self._homing: Homing | None = None
         self._orders: list[messages.SpawnOrder] = []
@@ -91,12 +91,13 @@ class Agent:
 
     def _do(self, message: wire.ToAgent, stack: contextlib.ExitStack) -> None:
         if isinstance(message, wire.Listen):
+            self._close_listeners()
             self._listeners = facts.Listeners(message.addresses)
             self._line.send(wire.Listening(self._listeners.ports))
         elif isinstance(message, wire.Connect):
             self._line.send(wire.Reached(facts.connect_all(message.places)))
         elif isinstance(message, wire.Begin):
-            self._listeners.close()
+            self._close_listeners()
             self._begin(message, stack)
         elif isinstance(message, wire.Signal):
             if self._host is not None and not self._host.swept:
@@ -200,7 +201,7 @@ class Agent:
         if self._line.silence > LOST:
             raise SilentController
         if now >= self._look_at and self._host is not None:
-            self._look_at = now + wire.BEAT
+            self._look_at = now + BEAT
             if warning := self._host.look(now):
                 self._line.send(wire.Warned(warning))
         if now >= self._bring_at and self._homing is not None:
@@ -210,9 +211,14 @@ class Agent:
 
     def _destroy(self) -> None:
         """Nothing of the run is left on this host, whatever has happened."""
-        self._listeners.close()
+        self._close_listeners()
         if self._host is not None and not self._host.swept:
             self._host.destroy()
+
+    def _close_listeners(self) -> None:
+        if self._listeners is not None:
+            self._listeners.close()
+            self._listeners = None
 
 
 def main() -> int:
@@ -235,7 +241,7 @@ def attend(boot: wire.Boot, stdin: int, start: Callable[[], contextlib.AbstractC
     except NoController as error:
         print(f"this host cannot reach {error}", file=sys.stderr)
         return 3
-    line.send(wire.Hello(found))
+    line.send(wire.Hello(msgspec.structs.replace(found, at=time.time())))  # strangers may have held the port for long
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
         try:

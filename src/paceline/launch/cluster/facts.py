@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import os
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from paceline import threads
 from paceline.launch.cluster.wire import Facts, Interface
 from paceline.launch.versions import compared
 from paceline.topology import discover
 
 TRIAL = 4.0  # seconds to connect
+NO_ANSWER = "no answer"
 
 
 def find(script: str, folder: str) -> Facts:
@@ -58,32 +61,50 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 class Listeners:
-    """Listens at addresses of this host, so that other hosts can try to connect."""
+    """Listens at addresses of this host, so that other hosts can try to connect. Each connection is closed at once: the
+    kernel keeps no more than 64 that nobody has accepted, and strangers may hold these."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self.sockets = []
+        self._sockets, self._over = list[socket.socket](), os.eventfd(0, os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._over, select.POLLIN)
         for address in addresses:
             listener = socket.socket()
             try:
                 listener.bind((address, 0))
+                listener.setblocking(False)
                 listener.listen(64)
+                self._poll.register(listener, select.POLLIN)
             except OSError:
                 listener.close()
                 listener = socket.socket()  # port 0: nobody connects
-            self.sockets.append(listener)
+            self._sockets.append(listener)
+        self._thread = threads.start("trial of the network", self._serve)
 
     @property
     def ports(self) -> tuple[int, ...]:
-        return tuple(int(each.getsockname()[1]) for each in self.sockets)
+        return tuple(int(each.getsockname()[1]) for each in self._sockets)
 
     def close(self) -> None:
-        for each in self.sockets:
+        os.eventfd_write(self._over, 1)
+        self._thread.join()
+        os.close(self._over)
+        for each in self._sockets:
             each.close()
+
+    def _serve(self) -> None:
+        listening = {each.fileno(): each for each in self._sockets}
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._over:
+                    return
+                with contextlib.suppress(OSError):  # its peer is gone already
+                    listening[descriptor].accept()[0].close()
 
 
 def connect_all(places: Sequence[tuple[str, str, int]], seconds: float = TRIAL) -> tuple[str, ...]:
     """Tries to connect to all places at once: (own address, address, port). For each, why it failed; empty if not."""
-    failures = ["no answer"] * len(places)
+    failures = [NO_ANSWER] * len(places)
     pending: dict[int, tuple[int, socket.socket]] = {}
     poll, by = select.poll(), time.monotonic() + seconds
     for number, (own, address, port) in enumerate(places):

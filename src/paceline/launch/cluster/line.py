@@ -19,14 +19,16 @@ from paceline import threads
 from paceline.comm.link import messages as say
 from paceline.comm.network.connections import Connections
 from paceline.comm.network.curve import frames_of, joined, trust
+from paceline.comm.pulse import BEAT
 from paceline.launch.cluster import wire
-from paceline.launch.cluster.facts import connect_all
+from paceline.launch.cluster.facts import NO_ANSWER, connect_all
 from paceline.launch.cluster.sequence import Sequence as Numbered
 from paceline.launch.processes import state_of
 from paceline.launch.store import Value, Values
 from paceline.settings import ssh_client
 
-WAIT = 6.0  # seconds for the controller to answer
+WAIT = 45.0  # seconds for the controller to answer: for so long strangers may hold its port
+TRY = 2.0  # seconds of one try: the kernel itself tries again ever more rarely
 STUCK = 60.0  # seconds that the agent's loop may wait for a disk or a device, before the host is called silent
 
 
@@ -87,7 +89,7 @@ class Line:
         for source in (self._socket, self._wake):
             poller.register(source, zmq.POLLIN)
         while not self._over or self._outbox:
-            if self._wake in dict(poller.poll(int(1000 * wire.BEAT))):
+            if self._wake in dict(poller.poll(int(1000 * BEAT))):
                 os.eventfd_read(self._wake)
             self._take()
             while self._outbox:
@@ -95,7 +97,7 @@ class Line:
                 self._send(message, self._messages.add(message))
                 beat_at = min(beat_at, self._looked)  # from the agent's first word on
             if self._looked >= beat_at and self._looked - self._turned < STUCK:
-                beat_at = self._looked + wire.BEAT
+                beat_at = self._looked + BEAT
                 states = wire.States("".join(state_of(pid) or "-" for pid in self.pids))
                 self._send(states, self._messages.add(states))
         self._connections.close()
@@ -179,9 +181,13 @@ def dealer(context: Any, boot: wire.Boot, port: int, address: str) -> tuple[Any,
 def _reachable(boot: wire.Boot) -> str:
     came_from = ssh_client()
     addresses = tuple(dict.fromkeys((came_from, *boot.addresses) if came_from else boot.addresses))
-    failures = connect_all([("0.0.0.0", address, boot.port) for address in addresses], WAIT)
-    for address, failure in zip(addresses, failures, strict=True):
-        if not failure:
-            return address
+    by, failures = time.monotonic() + WAIT, ("",) * len(addresses)
+    while time.monotonic() < by:
+        failures = connect_all([("0.0.0.0", address, boot.port) for address in addresses], TRY)
+        for address, failure in zip(addresses, failures, strict=True):
+            if not failure:
+                return address
+        if NO_ANSWER not in failures:
+            break
     tried = ", ".join(f"{address} ({why})" for address, why in zip(addresses, failures, strict=True))
     raise NoController(f"port {boot.port} of the host where the run was started: {tried}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import threading
@@ -18,7 +17,8 @@ import zmq
 
 from paceline import threads
 from paceline.comm.link import messages as say
-from paceline.comm.network.curve import Door, frames_of, joined
+from paceline.comm.network.curve import Door, frames_of, is_token, joined
+from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError
 from paceline.launch import messages
 from paceline.launch.cluster import wire
@@ -31,7 +31,6 @@ from paceline.launch.store import Values, refusal
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
 
-LOST = 10.0  # seconds without a heartbeat of an agent
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
@@ -114,7 +113,7 @@ class Agents:
         self._context.term()
 
     def _is_ours(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self.token.encode())
+        return is_token(token, self.token)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -123,9 +122,9 @@ class Agents:
         for source in (self._socket, self._store, self._wake):
             poller.register(source, zmq.POLLIN)
         while not self._over or self._outbox:
-            self._look(dict(poller.poll(int(1000 * wire.BEAT))))
+            self._look(dict(poller.poll(int(1000 * BEAT))))
             if time.monotonic() >= beat_at and not self._suspended:
-                beat_at = time.monotonic() + wire.BEAT
+                beat_at = time.monotonic() + BEAT
                 self._outbox.extend((number, wire.Alive()) for number in self._peers)
             while self._outbox:
                 number, message = self._outbox.popleft()

@@ -15,8 +15,6 @@ from paceline.comm.link import messages as store
 from paceline.launch import messages
 from paceline.settings import RunSettings
 
-BEAT = 0.5  # seconds between heartbeats, in both directions
-
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent reads from its standard input: where the controller is, and how to prove that it belongs to it."""

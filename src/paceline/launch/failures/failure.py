@@ -7,6 +7,8 @@ cause; `Failures` waits up to 2 s for a report that explains more.
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,12 @@ _LEFT_OWN_GROUP = "\n\nWorker {left} had come to the end of the script before, a
 _LEFT = (
     "\nWorker {rank} ended before the last line of the script, without an exception and without sys.exit(). Worker "
     "{waits} was waiting for it.\nLook for os._exit(0), or for a library that ends the process."
+)
+
+_NO_ROOM = (
+    "\nGloo had no file descriptor left for a connection to this worker, and it takes every connection, also one of a "
+    "stranger. Look which processes connect to the ports of the hosts, and raise the limit there: ulimit -n 65536. A "
+    "run with --elastic does not use Gloo."
 )
 
 
@@ -157,7 +165,9 @@ def explain(failure: Failure, host: str, record: Path) -> str:
     said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."
     # The messages come before the long stacks that a crash leaves in the log.
     said_before = "".join(last_lines(record, failure.rank, _SEARCHED))
-    if failure.exit_code == 128 + signal.SIGABRT and "gloo::EnforceNotMet" in said_before:
+    if failure.exit_code == 128 + signal.SIGABRT and f"accept: {os.strerror(errno.EMFILE)}" in said_before:
+        said += _NO_ROOM
+    elif failure.exit_code == 128 + signal.SIGABRT and "gloo::EnforceNotMet" in said_before:
         said += (
             "\nThe workers entered different collectives: they no longer run the same lines. Look for a branch of the "
             "script that depends on time, on unseeded randomness or on the process."

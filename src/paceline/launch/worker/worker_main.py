@@ -45,6 +45,7 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
     """Runs the script in this process. Every worker of the run calls this function. It passes on the script's
     exceptions. `temporary`: a folder of the run that is removed at its end."""
     run, folder = settings.run, Path(settings.record)
+    pulse.speaks = settings.rank == 0
     if not run.staged:
         play(run)
         return

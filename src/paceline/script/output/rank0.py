@@ -11,6 +11,7 @@ Covers Python's `open`, `os`, `shutil` and `sqlite3`, libraries in native code (
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import functools
 import os
@@ -45,7 +46,7 @@ class Voice:
         own = [os.path.join(folder, "") for folder in (scratch, spare) if folder is not None]
         self._not_ours = [*SYSTEM, *own, *(os.path.join(folder, "") for folder in cache_folders())]
         self._temporary = os.path.join(tempfile.gettempdir(), "")
-        self._making_private = self._is_rank_0 = False
+        self._making_private, self._pid = False, os.getpid()
         self._private: set[str] = set()  # temporary files of this process
 
     def install(self) -> None:
@@ -86,16 +87,17 @@ class Voice:
         writers.install(self._place)
         trackers.install(os.path.join(self.overlay.root, "trackers"), self._is_silent)
         self.stage.group.follow(self._follow)
-        self.stage.subscribe(self)
+        if self.stage.group.members is not None:
+            atexit.register(self._at_exit)  # before the script's own handlers, so it is called after them
 
     def _is_silent(self) -> bool:
-        return not (self.stage.aside or self._is_rank_0)
+        return not (self.stage.aside or self.stage.group.pulse.speaks)
 
-    def on_end(self) -> None:
-        """The script has ended. Somebody must have written its files, also if the workers that are left have not met
-        since worker 0 was lost."""
+    def _at_exit(self) -> None:
+        """The script has ended, with all that it does at exit. Its files must have been written, also if the workers
+        that are left have not met since worker 0 was lost. What is open still is moved, and closed later."""
         members = self.stage.group.members
-        if members is not None and members.is_first_left():
+        if members is not None and os.getpid() == self._pid and members.is_first_left():
             self._take_over()
 
     def _follow(self) -> None:
@@ -104,14 +106,14 @@ class Voice:
             self._take_over()
 
     def _take_over(self) -> None:
-        if not self._is_rank_0:
+        if not self.stage.group.pulse.speaks:
             with real_files():
                 make_real(self.overlay)
-            self._is_rank_0 = True
+            self.stage.group.pulse.speaks = True
 
     def ours(self, path: Any) -> bool:
         """Whether this is a path of the script's files: not a file descriptor, not a system or cache path."""
-        if self.stage.aside or self._making_private or self._is_rank_0 or are_real():
+        if self.stage.aside or self._making_private or self.stage.group.pulse.speaks or are_real():
             return False
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ScriptError
-from paceline.script import tree
+from paceline.script import memory, tree
 from paceline.strategies.mesh import class_losses
 from paceline.strategies.mesh.model_axis import whole_of
 from paceline.strategies.mesh.sharded_parameter import shard_dim
@@ -102,7 +102,9 @@ def _in_parts(f: Any, name: str, me: SplitOutput, args: Any, kwargs: Any, others
     try:
         with no_torch_function():
             found = f(me.part, *rest, **kwargs)
-    except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+    except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:
+        if memory.ran_out(error):  # the other workers would not gather
+            raise
         return NotImplemented  # torch's own words come from the plain tensor
     dim = shard_dim(found) if isinstance(found, DTensor) else None
     if dim is None or found.to_local().shape[dim] * found.device_mesh.size() != found.shape[dim]:

@@ -10,10 +10,9 @@ import msgspec
 import zmq
 
 from paceline import threads
+from paceline.comm.pulse import BEAT
 from paceline.strategies.server import messages as say
 from paceline.strategies.server.keys import WorkerKeys, prove
-
-BEAT = 0.5  # seconds
 
 
 class Heartbeat:

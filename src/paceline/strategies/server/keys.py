@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from paceline.comm.network.curve import trust
+from paceline.comm.network.curve import guard, trust
 
 
 class ServerKeys(msgspec.Struct, frozen=True):
@@ -35,16 +35,12 @@ def make_keys() -> tuple[ServerKeys, WorkerKeys]:
     return servers, WorkerKeys(its.decode(), its_secret.decode(), public.decode())
 
 
-def guard(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
+def admit_workers(listening: zmq.Socket[bytes], keys: ServerKeys) -> None:
     """Makes a socket accept only peers that prove a key (which `Gate` then compares)."""
-    socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
-    socket.setsockopt(zmq.ZAP_DOMAIN, b"paceline")
+    guard(listening, keys.secret.encode())
+    listening.setsockopt(zmq.ZAP_DOMAIN, b"paceline")
 
 
-def prove(socket: zmq.Socket[bytes], keys: WorkerKeys) -> None:
+def prove(connecting: zmq.Socket[bytes], keys: WorkerKeys) -> None:
     """Makes a socket speak only with a server of the run, and prove that it is a worker."""
-    trust(socket, keys.server)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
-    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    trust(connecting, keys.server, (keys.public.encode(), keys.secret.encode()))

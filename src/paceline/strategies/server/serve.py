@@ -33,7 +33,7 @@ from paceline.strategies.server import messages as say
 from paceline.strategies.server import shard_file
 from paceline.strategies.server.config import ServerConfig
 from paceline.strategies.server.gate import Gate
-from paceline.strategies.server.keys import guard
+from paceline.strategies.server.keys import admit_workers
 from paceline.strategies.server.members import Members
 from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard
@@ -82,7 +82,7 @@ class Server:
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 500)
         self._socket = self._context.socket(zmq.ROUTER)
-        guard(self._socket, config.keys)
+        admit_workers(self._socket, config.keys)
         self._gate = Gate(self._socket, config.keys.workers, self.log)
         self._door: Door | None = None
         self._logged = 0  # strangers

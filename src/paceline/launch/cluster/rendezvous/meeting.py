@@ -8,7 +8,6 @@ the run is as over ssh.
 from __future__ import annotations
 
 import errno
-import hmac
 import socket
 import threading
 import time
@@ -22,7 +21,8 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.network.curve import Door, frames_of, joined
+from paceline.comm.network.curve import Door, frames_of, is_token, joined
+from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.backend import PATIENCE
 from paceline.launch.cluster.hosts import HostSpec
@@ -32,8 +32,6 @@ from paceline.launch.cluster.rendezvous.asked import Asked
 from paceline.launch.cluster.rendezvous.member import Member
 from paceline.units import count
 
-BEAT = 0.5  # seconds between heartbeats
-LOST = 10.0  # seconds without one
 _PATIENT = 2.0  # seconds after which the wait for other hosts is told of
 
 
@@ -194,7 +192,7 @@ class Meeting:
         self._listener.send_multipart([peer, *frames_of(msgspec.msgpack.encode(message))])
 
     def _take(self, peer: bytes, told: wire.FromMember) -> None:
-        if not hmac.compare_digest(told.token.encode(), self._asked.keys.token.encode()):
+        if not is_token(told.token, self._asked.keys.token):
             return
         with self._changed:
             guest = self._guests.get(told.me)

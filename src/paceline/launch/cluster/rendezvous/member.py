@@ -13,6 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.comm.network.curve import frames_of, joined, trust
+from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError
 from paceline.launch.cluster.process import ProcessAgent, agent_command
 from paceline.launch.cluster.rendezvous import wire
@@ -20,8 +21,6 @@ from paceline.launch.cluster.rendezvous.asked import Asked
 from paceline.launch.cluster.wire import Boot
 from paceline.launch.interrupts import exit_code_of
 
-BEAT = 0.5  # seconds between heartbeats
-LOST = 10.0  # seconds without one
 _PATIENT = 2.0  # seconds after which the wait for the controller is told of
 _STRANGE = 5  # failed handshakes
 
