@@ -374,6 +374,18 @@ def test_a_colour_of_a_phase_is_that_phase_in_every_chart_of_a_page(visit, page_
         assert colour not in phases or colour in part.inner_text() or "idle: input" in part.inner_text()
 
 
+def test_a_run_in_progress_is_drawn_as_one_that_ended(visit):
+    page = visit.open(f"/live/{RUNNING}")
+    page.wait_for_function("() => document.querySelectorAll('[data-chart] .line').length === 3")
+    drawn = page.evaluate(
+        "() => [...document.querySelectorAll('[data-chart] .figure')].map(({ view }) =>"
+        " [view.figure.data[0].line.color, view.y.axis.title.text, view.y.ticks(40).map(([, words]) => words)])"
+    )
+    assert {colour for colour, _, _ in drawn} == {"series1"}
+    (ticks,) = [ticks for _, title, ticks in drawn if title == "step time"]
+    assert all(words.endswith(" ms") for words in ticks)
+
+
 def test_titles_name_the_script_and_the_date(visit):
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(BEGUN))
     assert visit.open(f"/run/{HALF}").title() == f"cnn.py, {began} · paceline"
