@@ -147,6 +147,10 @@ def test_the_dashboard_opens_with_one_sentence_from_the_measurements_and_the_nex
     assert said == "2 workers: 97 % of a step is computation."
     said = visit.open(f"/run/{TRAIN}").locator(".verdict .sentence").inner_text()
     assert f"worker {SLOW} keeps the others waiting" in said
+    assert "most of it in" not in said, "the first worker waits for that one: no cause"
+    told = visit.page.locator(".verdict .type").inner_text()
+    assert "measured 1.62×" in told
+    assert "paceline run -n 4 --mod precision=bf16 train.py --epochs 3" in told
 
 
 def test_two_figures_are_large_and_no_dots_look_like_events(visit):

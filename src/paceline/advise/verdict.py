@@ -93,7 +93,9 @@ def _sentences(run: Run, figures: Figures, first: Columns | None, title: str) ->
         said.append(f"{workers}: {_shares(first)}.")
     change = slowed(first)
     if change is not None:
-        said.append(_change(change, figures.batch))
+        # Behind a late worker, the first worker waits: that is no cause.
+        blamed = late is None or not late.slow
+        said.append(_change(change, figures.batch, change.phase if blamed else ""))
     return said
 
 
@@ -184,7 +186,7 @@ def _grown(first: Columns, before: Sequence[int], after: Sequence[int]) -> str:
     return phase if grown > 0.5 * sum(max(each, 0.0) for each in more.values()) else ""
 
 
-def _change(change: Change, batch: int) -> str:
+def _change(change: Change, batch: int, phase: str) -> str:
     left = change.before_time / change.after_time
     fell = "by half" if 0.46 <= left <= 0.54 else f"by {percent(1 - left, digits=0)}"
     speeds = (
@@ -192,7 +194,7 @@ def _change(change: Change, batch: int) -> str:
     )
     where = f": a step takes {seconds(change.after_time - change.before_time)} more"
     return f"Throughput fell {fell} after step {change.after:,}{speeds}{where}" + (
-        f", most of it in {change.phase}." if change.phase else "."
+        f", most of it in {phase}." if phase else "."
     )
 
 

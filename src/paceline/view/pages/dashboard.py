@@ -20,7 +20,18 @@ from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
 from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Curves, Findings, Note, Page, SplitBlock, Tile, Tiles, VerdictBlock
+from paceline.view.ui.blocks import (
+    Block,
+    Curves,
+    FindingBlock,
+    Findings,
+    Note,
+    Page,
+    SplitBlock,
+    Tile,
+    Tiles,
+    VerdictBlock,
+)
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.curves import OVER, lettered, overlaid
 from paceline.view.ui.findings import read_findings
@@ -38,10 +49,11 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if record.run.verb == FROM_ELSEWHERE:
         return _from_elsewhere(record)
     measures = measure(record)
-    frame, findings = record.steps.frame, record.findings or []
+    frame, shown = record.steps.frame, read_findings(record)
     first = columns_in(frame.filter(pl.col("rank") == pl.col("rank").min())) if frame.height else {}
     state = record.state
-    found = verdict(record.run, measures, next(iter(first.values()), None), findings, running=state == "running")
+    standing = [_as_finding(each) for each in shown or []]
+    found = verdict(record.run, measures, next(iter(first.values()), None), standing, running=state == "running")
     blocks: list[Block] = [
         VerdictBlock(
             sentence=found.sentence, command=found.command, about=found.about, tone="bad" if state == "failed" else ""
@@ -66,7 +78,6 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 total=measures.step["total"],
             )
         ]
-    shown = read_findings(record)
     if shown is not None:
         blocks.append(Findings(shown))
     blocks += _curves(record, asked)
@@ -82,6 +93,17 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         lead_is_command=True,
         blocks=blocks,
     )
+
+
+def _as_finding(block: FindingBlock) -> dict[str, object]:
+    """As the verdict reads findings; a command that needs a change of the script first is none to type next."""
+    return {
+        "title": block.title,
+        "command": "" if block.after else block.command,
+        "predicted_gain": block.predicted,
+        "measured_gain": block.measured,
+        "tied": block.tied,
+    }
 
 
 def _curves(record: Opened, asked: Mapping[str, str]) -> list[Block]:
