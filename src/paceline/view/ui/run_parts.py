@@ -16,7 +16,8 @@ STEP_TIME = (
 )
 SLOWEST = (
     "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
-    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end."
+    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end, and "
+    "the delay is beyond the scatter of these steps."
 )
 
 
