@@ -67,8 +67,9 @@ def terminals(*shown: tuple[str, list[str], float]) -> bytes:
 
 def dashboard() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        profile = [*PACELINE, "profile", "-n", "2", "--to-the-end", "--record", folder, *SCRIPT]
-        subprocess.run(profile, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        profile = [*PACELINE, "profile", "-n", "2", "--to-the-end", *SCRIPT]
+        environment = os.environ | {"PACELINE_RECORD": folder}  # the picture shows the command
+        subprocess.run(profile, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         (record,) = Path(folder).iterdir()
         viewer = subprocess.Popen([*PACELINE, "view", "--json", record], stdout=subprocess.PIPE, text=True)
         try:

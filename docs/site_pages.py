@@ -99,13 +99,14 @@ def _command_page(command: Any, context: Any, guides: set[str], level: int = 1) 
     if (guide := GUIDES.get(name, name)) in guides and level == 1:
         parts.append(f"How it works, and what it prints: [the guide](../{guide}.md).")
     parts.append(f"    {command.get_usage(context).removeprefix('Usage: ')}")
-    parts += _option_tables(command, context)
+    parts += _option_tables(command, context, level + 1)
     for sub, below in getattr(command, "commands", {}).items():
         parts.append(_command_page(below, _context(below, sub, context), guides, level + 1))
     return "\n\n".join(part for part in parts if part.strip()) + "\n"
 
 
-def _option_tables(command: Any, context: Any) -> list[str]:
+def _option_tables(command: Any, context: Any, level: int) -> list[str]:
+    """Each group of options has a heading, so that the page's contents list it."""
     panels: dict[str, list[str]] = {}
     for parameter in command.params:
         if getattr(parameter, "hidden", False) or not (record := parameter.get_help_record(context)):
@@ -115,7 +116,7 @@ def _option_tables(command: Any, context: Any) -> list[str]:
         panels.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(
             f"| <code>{left}</code> | {right} |"
         )
-    return [f"**{panel}**\n\n| | |\n|---|---|\n" + "\n".join(rows) for panel, rows in panels.items()]
+    return [f"{'#' * level} {panel}\n\n| | |\n|---|---|\n" + "\n".join(rows) for panel, rows in panels.items()]
 
 
 def _cell(text: str) -> str:

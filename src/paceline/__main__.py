@@ -19,8 +19,6 @@ STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:
-    from paceline.settings import is_one_of_several
-
     verb, *rest = arguments or [""]
     if rest[:1] in (["--help"], ["-h"]) or verb not in STARTS_WORKERS:
         return False
@@ -29,8 +27,11 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
         return False
     if any(word.partition("=")[0] in ("--hosts", "--hostfile", "--rendezvous", "--on") for word in rest):
         return False  # each host's agent starts its own
-    if verb == "run" and is_one_of_several():
-        return False
+    if verb == "run":
+        from paceline.settings import is_one_of_several  # slow to import, and help needs none of it
+
+        if is_one_of_several():
+            return False
     return bool(rest) or verb in ("bandwidth", "demo")  # every other verb needs a script
 
 

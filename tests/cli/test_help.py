@@ -50,6 +50,7 @@ def test_python_m_paceline_and_no_torch_in_this_process():
     [
         # Each of these takes as long to import as a third of the help.
         (["--help"], "numpy zmq asyncio rich.markdown rich.traceback paceline.cli.run paceline.launch.local"),
+        (["--help"], "paceline.record paceline.settings msgspec hashlib"),
         (["mods"], "numpy zmq asyncio paceline.cli.run paceline.launch.local"),
         (["run", "--help"], "numpy polars paceline.cli.scale"),
     ],

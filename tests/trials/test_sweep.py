@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.trials.core.bench import Budget, Interrupted
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.sweep.charts import charts
-from paceline.trials.sweep.search import CLOSE, FINE, Ceiling, Point, Sweep, Verdict, judge
+from paceline.trials.sweep.search import CLOSE, FINE, Ceiling, Point, Sweep, Verdict, judge, named_knee
 
 
 class Machine:
@@ -259,3 +259,9 @@ def test_the_chart_tells_what_does_not_fit_from_what_failed_otherwise():
         speed, memory = charts(verdict)
         assert [mark.name for mark in speed.marks] == ["knee: 64", words]
         assert list(speed.series[0].x) == list(memory.series[0].x) == [64, 128]
+
+
+def test_one_measured_batch_is_no_curve_with_a_knee():
+    """As where the budget ends after the first batch."""
+    point = Point(batch=256, fits=True, status=Status.OK, samples_per_s=157.0, low=150.0, high=160.0)
+    assert named_knee([point]) is None

@@ -113,7 +113,7 @@ def test_converge_shows_curves_with_their_spread_sharpness_and_the_critical_batc
     assert "55.0 % to 56.0 %" in table
     assert "did not converge for naive" in table
     assert page.get_by_text("about 407 samples").count() == 1
-    command = page.locator(".command code").inner_text()
+    command = page.locator(".verdict code").inner_text()
     assert command == "paceline run -n 8 --batch scale --mod optimizer=lamb train.py"
 
 

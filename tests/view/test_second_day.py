@@ -59,7 +59,7 @@ def test_a_command_keeps_the_options_that_change_how_the_script_runs(root):
 
 def test_tune_says_how_to_run_it_with_a_coloured_diff_and_the_rest_by_hand(visit):
     page = visit.open("/run/tune")
-    so = page.locator(".command", has_text="Run it so")
+    so = page.locator(".verdict", has_text="Run it so")
     assert so.locator("code").inner_text() == "paceline run --mod precision=bf16 --mod channels_last train.py"
     diff = page.locator(".diff pre")
     colours = {

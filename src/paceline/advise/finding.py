@@ -48,6 +48,11 @@ class Finding(msgspec.Struct, kw_only=True):
     proof: str = ""
 
 
+def in_sentences(advice: str, numbers: str) -> str:
+    """The advice, and whether the numbers change."""
+    return f"{advice.rstrip('.')}. {numbers}" if advice and numbers else advice or numbers
+
+
 def findings_path(folder: Path) -> Path:
     return Path(folder) / "findings.json"
 

@@ -26,7 +26,14 @@ from paceline.charts.chart import (
     Value,
 )
 
-DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
+DASHES = {
+    "solid": "solid",
+    "dashed": "dash",
+    "dotted": "dot",
+    "dash-dot": "dashdot",
+    "long": "longdash",
+    "long-dot": "longdashdot",
+}
 SIDES = {
     "right": ("left", "middle", 6, 0),
     "below right": ("left", "top", 6, -4),
@@ -80,6 +87,8 @@ def _axis(chart: Chart, which: Literal["x", "y"]) -> Figure:
         made["rangemode"] = "tozero"
     if axis.share:
         made["tickformat"] = ".0%"
+    if axis.time:
+        made["tickformat"] = "time"
     if axis.ticks:
         made |= {"tickvals": [at for at, _ in axis.ticks], "ticktext": [text for _, text in axis.ticks]}
     if axis.reverse:

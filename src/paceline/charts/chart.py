@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 Value: TypeAlias = float | str | None  # a string is the name of a category
-Dash = Literal["solid", "dashed", "dotted"]
+Dash = Literal["solid", "dashed", "dotted", "dash-dot", "long", "long-dot"]
+DASHES: tuple[Dash, ...] = get_args(Dash)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class Axis:
     limits: tuple[float, float] | None = None  # None: from the data
     zero: bool = False  # starts at zero
     share: bool = False  # 0.5 is shown as 50 %
+    time: bool = False  # values are seconds: 0.02 is shown as 20 ms, and the whole axis in one unit
     ticks: Sequence[tuple[float, str]] = ()  # empty: chosen by the renderer
     reverse: bool = False  # the first category is on top
 

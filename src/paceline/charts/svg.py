@@ -10,7 +10,7 @@ import re
 import textwrap
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from paceline.charts.chart import (
     Band,
     Bars,
     Chart,
+    Dash,
     HeatMap,
     Label,
     Line,
@@ -38,7 +39,9 @@ COLOURS = {
     "evaluation": "#cc79a7", "other": "#9aa0aa", "idle": "#e3e6ec",
 }  # fmt: skip
 SCALES = {"rates": ("card", "backward"), "heat": ("card", "data", "bad")}
-DASHES = {"solid": "none", "dashed": "7 4", "dotted": "2 4"}
+DASHES = {
+    "solid": "none", "dashed": "7 4", "dotted": "2 4", "dash-dot": "11 4 2 4", "long": "14 4", "long-dot": "14 3 4 3"
+}  # fmt: skip
 SIDES = {"right": (7, 4, "start"), "below right": (8, 14, "start"), "above left": (-8, -5, "end")}
 COLUMNS = 3
 ALONE, BESIDE = 640, 480  # pixels: the width of a single chart, and of one beside others
@@ -149,7 +152,8 @@ class _Scale:
             every = -(-len(inside) // most)
             # A short range may hold none of these: then ticks are as on a linear axis.
             values = inside[::every] if len(inside) > 1 else _even(10**low, 10**high, most)
-        return [(self.place(value), _percent(value) if self.axis.share else _say(value)) for value in values]
+        say = _percent if self.axis.share else _time(max(map(abs, values), default=0.0)) if self.axis.time else _say
+        return [(self.place(value), say(value)) for value in values]
 
 
 class _Panel:
@@ -259,9 +263,9 @@ class _Panel:
         places = sorted({place for place in series.places if isinstance(place, int | float)})
         return min((b - a for a, b in pairwise(places)), default=1.0)
 
-    def _legend(self, room: float) -> Iterator[list[tuple[str, str, Literal["solid", "dashed", "dotted"], str, float]]]:
+    def _legend(self, room: float) -> Iterator[list[tuple[str, str, Dash, str, float]]]:
         """Lines of entries: kind, colour, dash, name, width. One entry alone would say what the title says."""
-        found: dict[str, tuple[str, str, Literal["solid", "dashed", "dotted"]]] = {}
+        found: dict[str, tuple[str, str, Dash]] = {}
         for series in self.chart.series:
             if not isinstance(series, Band | HeatMap):
                 kind = "box" if isinstance(series, Bars | Area) else "line"
@@ -273,7 +277,7 @@ class _Panel:
             elif isinstance(mark, Shade) and mark.name:
                 found.setdefault(mark.name, ("shade", COLOURS[mark.colour], "solid"))
         entries = [(*how, _short(name), 38 + _wide(_short(name))) for name, how in found.items()]
-        line: list[tuple[str, str, Literal["solid", "dashed", "dotted"], str, float]] = []
+        line: list[tuple[str, str, Dash, str, float]] = []
         for entry in entries if len(entries) > 1 else ():
             if line and sum(length for *_, length in line) + entry[-1] > room:
                 yield line
@@ -456,6 +460,12 @@ def _say(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.4g} %"
+
+
+def _time(largest: float) -> Callable[[float], str]:
+    """Seconds as text, in the unit that suits the largest of them."""
+    unit, scale = ("s", 1.0) if largest >= 1 else ("ms", 1e3) if largest >= 1e-4 else ("µs", 1e6)
+    return lambda value: f"{_say(value * scale)} {unit}"
 
 
 def _wide(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.charts.chart import Area, Axis, Band, Bars, Chart, HeatMap, Label, Line, Points, Series, Value
+from paceline.units import seconds
 
 MOST = 8  # series that are described one by one
 KINDS = {
@@ -66,4 +67,6 @@ def _at(place: Value) -> str:
 
 
 def _say(value: float, axis: Axis | None = None) -> str:
+    if axis is not None and axis.time:
+        return seconds(value)
     return f"{100 * value:.3g} %" if axis is not None and axis.share else f"{value:.4g}"

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -19,8 +20,6 @@ from paceline.cli.shared.session import Session
 from paceline.cli.verbs import Program
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
-from paceline.record import stopping
-from paceline.settings import all_variables
 
 if TYPE_CHECKING:
     from paceline.launch import Zygote
@@ -82,7 +81,7 @@ def command_line(
     session.command = tuple(command) or ("paceline", *arguments)
     words = list(arguments)
     try:
-        with raised_on_sigterm(), stopping.listening(_warn):
+        with raised_on_sigterm(), _listening(arguments):
             if not command:  # another program has its own defaults
                 words = _with_defaults(program, session)
             code = program.main(args=words, prog_name="paceline", standalone_mode=False, obj=session)
@@ -123,6 +122,10 @@ def command_line(
 def _with_defaults(program: Any, session: Session) -> list[str]:
     """The command line with the defaults of the project. Help and `doctor` work with wrong ones, too."""
     typed = list(session.typed)
+    if _asks_for_help(typed):
+        return typed
+    from paceline.settings import all_variables  # slow to import, and help needs no defaults
+
     try:
         defaults = find_defaults(program, all_variables(), Path.cwd())
         words, used = with_defaults(program, typed, defaults)
@@ -137,6 +140,20 @@ def _with_defaults(program: Any, session: Session) -> list[str]:
         print(f"paceline: {text}", file=sys.stderr)
     session.defaults = tuple(used)
     return words
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    """Whether this is about the program, not about a verb."""
+    return not arguments or arguments[0].startswith("-")
+
+
+def _listening(arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """Warns where a record can no longer be written."""
+    if _asks_for_help(arguments):
+        return nullcontext()
+    from paceline.record import stopping  # slow to import, and help makes no record
+
+    return stopping.listening(_warn)
 
 
 def _asked_for_json(arguments: Sequence[str]) -> bool:

@@ -7,7 +7,8 @@ waited for other workers. Pure Python over columns of numbers, because the live 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from paceline.record.phases import COMMUNICATION, PHASES
 OWN = tuple(phase for phase in PHASES if phase != COMMUNICATION)  # a worker's own time
 NOTABLE = 0.05  # of a step: a smaller delay is not reported
 MOSTLY = 0.8  # of the steps since the delay began
+BEYOND = 4.0  # standard errors by which a delay exceeds zero
 LASTING = 5  # a delay lasts for one step in so many, at least: fewer may be chance
 FEWEST = 5  # … and for so many steps
 
@@ -51,6 +53,8 @@ def delays(by_rank: Mapping[int, Columns], step_time: float, *, causes: bool = T
     for k, rank in enumerate(ranks):
         own, late = [row[k] for row in grid], [row[k] for row in behind]
         since = _since([each > NOTABLE * step_time for each in late])
+        if since is not None and not _stands_out(late[since:]):
+            since = None
         # The delay of a worker that became slow during the run is measured from that step on.
         lag = median(late[since or 0 :])
         found.append(
@@ -107,6 +111,22 @@ def _since(is_late: Sequence[bool]) -> int | None:
         if is_late[index] and late >= MOSTLY * (count - index):
             found = index
     return None if found is None or count - found < max(FEWEST, count // LASTING) else found
+
+
+def _stands_out(late: Sequence[float]) -> bool:
+    """Whether the mean delay is beyond the scatter of the steps. On a busy machine a worker is late for several steps
+    in a row by chance: so many steps tell as little as fewer independent ones."""
+    mean = fmean(late)
+    apart = [each - mean for each in late]
+    spread = sum(each * each for each in apart)
+    if not spread:
+        return True
+    count = len(late)
+    alike = max(sum(a * b for a, b in pairwise(apart)) / spread, 0.0)  # autocorrelation from step to step
+    alike = min(alike + (1 + 3 * alike) / count, 0.99)  # short series show too little of it
+    independent = max(count * (1 - alike) / (1 + alike), 1.0)
+    # Few independent steps tell little of their own scatter.
+    return mean * (independent * count / spread) ** 0.5 > BEYOND * (1 + 4 / independent)
 
 
 def _cause(by_rank: Mapping[int, Columns], rank: int, first: int) -> tuple[str, float]:

@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress, pairwise
 from pathlib import Path
-from statistics import median, mode
+from statistics import fmean, median, mode
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILE = "figures.json"
-VERSION = 3  # of the way in which the figures are computed
+VERSION = 4  # of the way in which the figures are computed
 LARGEST = 1 << 20  # bytes of that file
 LONG_WAIT = 2.0  # times the usual step: a wait for input of this length is not the usual one
 RECURRING = 0.15  # share of the time in such waits from which on they count in full
 BLOCKS = 11  # blocks of consecutive steps; an odd number, so that the median is one of them
+CURVE = 32  # losses in `Figures.curve`
 FIELDS = ("step", "samples", "total", *PHASES, "check", "split", "traced", "loss", "memory")
 
 
@@ -61,6 +62,7 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     slowest: Delay | None = None  # it is worth a look only if `slowest.slow`
     first_loss: float | None = None
     last_loss: float | None = None
+    curve: list[float] = []  # losses of the first worker: means of at most CURVE stretches of steps
     memory: int = 0  # peak bytes of the worker with the highest peak
 
 
@@ -104,6 +106,7 @@ def figures(by_rank: Mapping[int, Columns]) -> Figures:
         slowest=late[0] if late else None,
         first_loss=losses[0] if losses else None,
         last_loss=losses[-1] if losses else None,
+        curve=_curve(losses),
         memory=max(max(columns["memory"]) for columns in by_rank.values()),
     )
 
@@ -250,6 +253,12 @@ def _parts(by_rank: Collection[Columns], step_time: float) -> dict[str, float]:
     parts = {part: sum(sum(columns[part]) for columns in told) for part in PHASES if part != EVALUATION}
     scale = step_time / whole if whole > 0 else 0.0
     return {"total": step_time} | {part: seconds * scale for part, seconds in parts.items()}
+
+
+def _curve(losses: Sequence[float]) -> list[float]:
+    parts = min(CURVE, len(losses))
+    edges = [len(losses) * k // parts for k in range(parts + 1)] if parts else []
+    return [float(f"{fmean(losses[a:b]):.6g}") for a, b in pairwise(edges)]
 
 
 def _mean(settled: Collection[Columns], part: str) -> float:

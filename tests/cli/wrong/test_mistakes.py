@@ -34,6 +34,8 @@ parser.add_argument("--batch-size", type=int)
         ("run --depth=3 train.py", "--depth is not an option", "paceline run train.py --depth=3"),
         ("run --stepz 4 train.py", "--stepz is not an option", "Did you mean --steps?"),
         ("run --nproc-per-node 2 train.py", "--nproc-per-node is not an option", "-n N"),
+        ("run --timeline train.py --epochs 3", "taken for the value of --timeline", "run --timeline FILE train.py"),
+        ("run --timeline train.py", "taken for the value of --timeline", "run --timeline FILE train.py"),
         ("run --steps 0 train.py", "--steps 0: not a whole number from 1", "--steps 2"),
         ("run --steps=x train.py", "--steps x: not a whole number from 1", "--steps 2"),
         ("run -nx train.py", "-n x: not a whole number", "-n 2"),

@@ -11,9 +11,10 @@ import inspect
 import re
 import types
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
 
-from paceline.cli.shared.command_words import is_script, name_of, options_of, split
+from paceline.cli.shared.command_words import is_script, name_of, options_of, split, takes_value
 from paceline.cli.shared.script_source import mentions
 from paceline.errors import UsageError
 
@@ -37,6 +38,9 @@ def explained(error: Any, arguments: Sequence[str], program: Any) -> UsageError:
     command, verb, words = program, "paceline", list(arguments)
     while words and words[0] in getattr(command, "commands", {}):
         command, verb = command.commands[words[0]], f"{verb} {words.pop(0)}"
+    script_is_missing = "MissingParameter" in kinds and error.param is not None and error.param.name == "script"
+    if ("NoSuchOption" in kinds or script_is_missing) and (swallowed := _swallowed(command, verb, words)):
+        return swallowed
     if "NoSuchOption" in kinds:
         return _no_such_option(error.option_name, command, verb, words)
     if "MissingParameter" in kinds:
@@ -71,6 +75,23 @@ def _no_such_option(name: str, command: Any, verb: str, words: Sequence[str]) ->
         if not near:
             return UsageError(found, advice=f"If it is an option of {parts.script}, type: {corrected}")
     return UsageError(found, advice=f"{meant}{_help(verb)}")
+
+
+def _swallowed(command: Any, verb: str, words: Sequence[str]) -> UsageError | None:
+    """An option whose value was left out, so that the script became its value."""
+    if not _runs_scripts(command):
+        return None
+    known = options_of(command)
+    for option, value in pairwise(words):
+        if option in known and takes_value(known[option]) and value.endswith(".py"):
+            name = known[option].metavar or "VALUE"
+            return UsageError(
+                f"{option} {value}: the script is taken for the value of {option}, so that no script is left.",
+                advice=f"Type: {verb} {option} {name} {value} …",
+            )
+        if is_script(option):
+            return None
+    return None
 
 
 def _runs_scripts(command: Any) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Protocol
@@ -22,7 +22,7 @@ from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
-from paceline.errors import UsageError
+from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, check
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import read_run, write_run
@@ -158,8 +158,22 @@ def recorded(record: Path, run: Run) -> Iterator[Outcome]:
         outcome.exit_code = exit_code_of(error)
     finally:
         outcome.seconds = time.time() - begun
+        if outcome.exit_code and not outcome.interrupted and not outcome.cause:
+            outcome.error, outcome.cause = _first_failure(record)
         run.outcome = outcome
         write_run(record, run)
+
+
+def _first_failure(record: Path) -> tuple[str, str]:
+    """The exception and the cause of the first trial that failed; empty if none did."""
+    runs = []
+    for path in record.glob("trials/*/run.json"):
+        with suppress(RecordError):
+            runs.append(read_run(path.parent))
+    for trial in sorted(runs, key=lambda run: run.started):
+        if trial.outcome is not None and trial.outcome.exit_code and trial.outcome.cause:
+            return trial.outcome.error, trial.outcome.cause
+    return "", ""
 
 
 class PlannedResult(Protocol):

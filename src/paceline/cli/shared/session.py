@@ -9,22 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from paceline import __version__
 from paceline.cli.shared.defaults import Default
-from paceline.record.about.labels import Labels, write_labels
-from paceline.record.about.lock import hold
-from paceline.record.about.origin import add_resumed, describe, without_secrets, write_origin
-from paceline.record.refuge import new_folder_somewhere
-from paceline.record.schema import SCHEMA
-from paceline.record.stopping import stop
-from paceline.settings import all_variables
 
+# Records are imported where one is made: help needs none, and is asked for often.
 if TYPE_CHECKING:
     import typer
 
     from paceline.launch import Zygote
+    from paceline.record.about.labels import Labels
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +49,12 @@ class Session:
     ) -> Path:
         """Makes the folder of this command's record, which knows from now on what made it. In a temporary folder, with
         a warning, if the disk of `parent` is full or read-only."""
+        from paceline.record.about.labels import write_labels
+        from paceline.record.about.origin import describe, write_origin
+        from paceline.record.refuge import new_folder_somewhere
+        from paceline.record.stopping import stop
+        from paceline.settings import all_variables
+
         self.record = new_folder_somewhere(parent, name, tell=_warn, share=share)
         self._take()
         try:
@@ -70,6 +69,9 @@ class Session:
 
     def resume_record(self, record: Path) -> Path:
         """Goes on with an earlier record."""
+        from paceline.record.about.origin import add_resumed
+        from paceline.record.stopping import stop
+
         self.record = record
         self._take()
         try:
@@ -79,6 +81,8 @@ class Session:
         return record
 
     def _take(self) -> None:
+        from paceline.record.about.lock import hold
+
         assert self.record is not None
         self.leave()
         self.lock = hold(self.record)
@@ -99,6 +103,11 @@ class Session:
 
     def print_document(self, document: dict[str, Any]) -> None:
         """Prints the verb's only JSON document on standard output."""
+        import msgspec
+
+        from paceline.record.about.origin import without_secrets
+        from paceline.record.schema import SCHEMA
+
         head = {
             "schema": SCHEMA,
             "verb": self.verb,

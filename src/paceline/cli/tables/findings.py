@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from paceline.advise.finding import Finding
+from paceline.advise.finding import Finding, in_sentences
 
 
 def show_findings(console: Console, found: list[Finding]) -> None:
@@ -22,7 +19,7 @@ def show_findings(console: Console, found: list[Finding]) -> None:
         console.print(
             Text(f"{number:3}. ").append(_gains(finding).ljust(16), "bold").append(finding.title), soft_wrap=True
         )
-        for line in (finding.command, f"{finding.advice} {finding.numbers}".strip()):
+        for line in (finding.command, in_sentences(finding.advice, finding.numbers)):
             if line:
                 console.print(Text(f"     {'':16}{line}", "dim"), soft_wrap=True)
         if finding.proof:

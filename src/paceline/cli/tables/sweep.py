@@ -76,6 +76,8 @@ def knee_line(verdict: Verdict) -> str:
     points = {point.batch: point for point in verdict.points if point.fits}
     speeds = {batch: point.samples_per_s for batch, point in points.items()}
     tie = f"{_listed(verdict.tied)} samples a step are equally fast, within the spread of the measurements"
+    if len(points) == 1:
+        return "no knee: only one batch was measured."
     if verdict.knee is None:
         line = f"no knee: {tie if verdict.tied else 'the smallest batch is the fastest'}."
         if not verdict.tied or min(speeds) in verdict.tied:

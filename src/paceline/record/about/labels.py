@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,6 @@ import msgspec
 from paceline.errors import RecordError, UsageError
 from paceline.record.folder import unwritable
 from paceline.record.inside import Folder
-from paceline.record.private import write_file
 
 FILE = "labels.json"
 LARGEST = 1 << 20  # bytes
@@ -63,15 +63,25 @@ def checked_note(note: str) -> str:
     return note
 
 
-def write_labels(folder: Path, labels: Labels) -> None:
-    """Replaces the labels atomically. RecordError if the record cannot be written."""
-    path = folder / FILE
-    fresh = path.with_name(f".{path.name}.new")
+def write_labels(folder: Path | Folder, labels: Labels) -> None:
+    """Replaces the labels atomically, and follows no link below the folder that the caller named. RecordError if the
+    record cannot be written."""
+    inside, fresh = Folder.of(folder), f".{FILE}.new"
     try:
-        write_file(fresh, msgspec.json.format(msgspec.json.encode(labels), indent=2) + b"\n")
-        os.replace(fresh, path)
+        here = inside.open()
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(fresh, dir_fd=here)
+            mode = os.fstat(here).st_mode & 0o666
+            written = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=here)
+            with os.fdopen(written, "wb") as file:
+                os.fchmod(written, mode)
+                file.write(msgspec.json.format(msgspec.json.encode(labels), indent=2) + b"\n")
+            os.replace(fresh, FILE, src_dir_fd=here, dst_dir_fd=here)
+        finally:
+            os.close(here)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable(inside.path / FILE, error) from error
 
 
 def read_labels(folder: Path | Folder) -> Labels:

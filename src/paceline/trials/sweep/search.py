@@ -246,7 +246,7 @@ def judge(
     ]
     measured = points[: len(speeds)]
     tied = ties(measured)
-    best = None if tied else max(speeds, key=lambda size: speeds[size], default=None)
+    best = None if tied or len(measured) < 2 else max(speeds, key=lambda size: speeds[size], default=None)
     knee = named_knee(measured)
     return Verdict(
         workers=workers,
@@ -277,13 +277,14 @@ def ties(points: Sequence[Point]) -> list[int]:
 
 def named_knee(points: Sequence[Point]) -> int | None:
     """The smallest batch within 5 % of the best, if smaller batches, and all of half its size or less, are slower than
-    the best beyond doubt: their intervals do not overlap with its own. None otherwise: the curve shows no knee."""
-    if not points:
+    the best beyond doubt: their intervals do not overlap with its own. None otherwise: the curve shows no knee. One
+    batch is no curve."""
+    if len(points) < 2:
         return None
     knee = find_knee({point.batch: point.samples_per_s for point in points})
     best = max(points, key=lambda point: point.samples_per_s)
     slower = [point.batch for point in points if point.batch < knee and point.high < best.low]
-    if len(points) > 1 and (not slower or any(2 * p.batch <= knee and p.batch not in slower for p in points)):
+    if not slower or any(2 * p.batch <= knee and p.batch not in slower for p in points):
         return None
     return knee
 

@@ -143,7 +143,7 @@ def _split(runs: Sequence[Compared], measures: Sequence[Figures]) -> Chart:
         name="split",
         title="Where the time of a step went",
         caption="Share of each phase over workers, after warm-up, times the step time of the run.",
-        x=Axis(title="seconds"),
+        x=Axis(title="time per step", time=True),
         y=Axis(kind="category", reverse=True),
         series=[
             Bars(

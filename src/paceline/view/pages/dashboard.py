@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
+import msgspec
+import polars as pl
+
+from paceline.advise.verdict import verdict
+from paceline.errors import RecordError
+from paceline.record.logged import read_logged
 from paceline.record.phases import EVALUATION, PHASES
-from paceline.tables.figures import Figures
+from paceline.tables.figures import Figures, columns_in
 from paceline.units import percent, rate, seconds, size
 from paceline.view.pages.series import results
 from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
 from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Findings, Note, Page, SplitBlock, Tile, Tiles
+from paceline.view.ui.blocks import (
+    Block,
+    Curves,
+    FindingBlock,
+    Findings,
+    Note,
+    Page,
+    SplitBlock,
+    Tile,
+    Tiles,
+    VerdictBlock,
+)
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
+from paceline.view.ui.curves import OVER, lettered, overlaid
 from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
-from paceline.view.ui.logged import logged_charts
-from paceline.view.ui.run_parts import SLOWEST, STEP_TIME, step_charts
+from paceline.view.ui.run_parts import SLOWEST, STEP_TIME
 from paceline.view.ui.trials import trials
 from paceline.view.ui.utilisation import utilisation
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
@@ -30,12 +49,20 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if record.run.verb == FROM_ELSEWHERE:
         return _from_elsewhere(record)
     measures = measure(record)
-    blocks: list[Block] = outcome_notes(record)
-    if record.state == "running":
-        blocks.append(
-            Note(text="This run is in progress.", tone="live", links=[("Follow the run", href("live", record.name))])
+    frame, shown = record.steps.frame, read_findings(record)
+    first = columns_in(frame.filter(pl.col("rank") == pl.col("rank").min())) if frame.height else {}
+    state = record.state
+    standing = [_as_finding(each) for each in shown or []]
+    found = verdict(record.run, measures, next(iter(first.values()), None), standing, running=state == "running")
+    blocks: list[Block] = [
+        VerdictBlock(
+            sentence=found.sentence, command=found.command, about=found.about, tone="bad" if state == "failed" else ""
         )
+    ]
+    if state == "running":
+        blocks.append(Note(text="", tone="live", links=[("Follow the run", href("live", record.name))]))
     blocks.append(Tiles(_tiles(record, measures)))
+    blocks += outcome_notes(record)
     if record.steps.frame.height:
         blocks += [
             SplitBlock(
@@ -51,24 +78,46 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 total=measures.step["total"],
             )
         ]
-    found = read_findings(record)
-    if found is not None:
-        blocks.append(Findings(found))
-    if record.steps.frame.height:
-        blocks += step_charts(record, measures)
+    if shown is not None:
+        blocks.append(Findings(shown))
+    blocks += _curves(record, asked)
     blocks += noise_chart(record)
-    blocks += logged_charts(record)
     blocks += utilisation(record)
     blocks += trials(record)
     blocks.append(facts(record, open=not record.steps.frame.height))
     if record.steps.partly:
         blocks.append(Note(text="The run is long: these figures leave out its first steps.", tone="warn"))
     return Page(
-        title=record.labels.name or record.name.rpartition("/")[2],
+        title=record.labels.name or Path(record.run.script).name,
         lead=command(record),
         lead_is_command=True,
         blocks=blocks,
     )
+
+
+def _as_finding(block: FindingBlock) -> dict[str, object]:
+    """As the verdict reads findings; a command that needs a change of the script first is none to type next."""
+    return {
+        "title": block.title,
+        "command": "" if block.after else block.command,
+        "predicted_gain": block.predicted,
+        "measured_gain": block.measured,
+        "tied": block.tied,
+    }
+
+
+def _curves(record: Opened, asked: Mapping[str, str]) -> list[Block]:
+    """Loss, throughput, step time and what the script logged, with the controls that comparing runs has."""
+    blocks: list[Block] = []
+    try:
+        read_logged(record.folder)
+    except (RecordError, OSError, msgspec.DecodeError) as error:
+        blocks.append(Note(text=f"{record.folder.file('logged.jsonl')} cannot be read: {error}.", tone="bad"))
+    over = asked.get("over", "step")
+    over = over if over in OVER else "step"
+    run = replace(lettered([record])[0], letter="")
+    charts = overlaid([run], over)
+    return [*blocks, Curves(title="Over the run", charts=charts, over=over, choices=OVER)] if charts else blocks
 
 
 def _from_elsewhere(record: Opened) -> Page:
@@ -96,6 +145,7 @@ def _tiles(record: Opened, measures: Figures) -> list[Tile]:
                 label="samples/s",
                 value=rate(measures.samples_per_s),
                 how="Samples of the whole batch divided by step time.",
+                large=True,
             ),
         ]
     if measures.step_time:
@@ -122,6 +172,7 @@ def _tiles(record: Opened, measures: Figures) -> list[Tile]:
                 value=say(measures.last_loss, "number"),
                 how="As the script computed it for the whole batch: first and last recorded step.",
                 detail=f"from {say(measures.first_loss, 'number')}",
+                large=True,
             )
         )
     if measures.memory:
@@ -135,7 +186,7 @@ def _tiles(record: Opened, measures: Figures) -> list[Tile]:
         )
     tiles += critical_tiles(record)
     tiles += _slowest(measures)
-    return tiles
+    return sorted(tiles, key=lambda tile: not tile.large)
 
 
 def _evaluation(measures: Figures) -> str:

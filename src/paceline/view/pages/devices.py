@@ -18,6 +18,8 @@ from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.traced import IDLE, device_split, profile_of
 from paceline.view.ui.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
 
+FLOWS = {"read": "series6", "written": "series7", "received": "series8", "sent": "series1"}  # and their colours
+
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = []
@@ -118,8 +120,8 @@ def _host(record: Opened) -> list[Block]:
     zero = host["at"][0]
     times = [at - zero for at in host["at"]]
     flows = [
-        thinned(Line(name=name, x=times, y=(host[name] / 1e6).to_list(), colour=COLOURS[number]))
-        for number, name in enumerate(("read", "written", "received", "sent"))
+        thinned(Line(name=name, x=times, y=(host[name] / 1e6).to_list(), colour=colour))
+        for name, colour in FLOWS.items()
     ]
     blocks: list[Block] = [
         Chart(

@@ -15,7 +15,7 @@ from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.run_parts import STEP_TIME, step_charts
+from paceline.view.ui.run_parts import STEP_TIME, step_times
 from paceline.view.ui.traced import profile_of
 from paceline.view.ui.wording import say
 
@@ -88,7 +88,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 ),
             ]
         ),
-        step_charts(record, measures)[0],
+        step_times(record, measures),
         _parts(steps),
     ]
     shown = steps.join(
@@ -98,17 +98,19 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     shown = shown.with_columns(blank).sort("step", "rank")
     if shown.height > MOST:
         blocks.append(Note(text=f"The table shows the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
-    if has_traces(record):
-        blocks.append(_traced(record))
+        shown = shown.tail(MOST)
+    shown = pl.concat([shown.filter("outlier").sort("excess", descending=True), shown.filter(~pl.col("outlier"))])
     blocks.append(
         Grid(
             name="iterations",
-            title="Steps",
+            title="Steps, outliers first" if odd.height else "Steps",
             columns=COLUMNS,
-            rows=shown.tail(MOST).select(column.key for column in COLUMNS).to_dicts(),
+            rows=shown.select(column.key for column in COLUMNS).to_dicts(),
             mark="outlier",
         )
     )
+    if has_traces(record):
+        blocks.append(_traced(record))
     return Page(title="Iterations", blocks=blocks)
 
 
@@ -116,12 +118,13 @@ def _parts(steps: pl.DataFrame) -> Chart:
     first = steps.filter((pl.col("rank") == pl.col("rank").min()) & pl.col("split")).tail(BARS)
     number = first["step"].to_list()
     usual = first["total"].median()
+    limits = (0, 3 * usual) if isinstance(usual, float) and usual > 0 else None
     return Chart(
         name="parts",
         title="Parts of a step",
         caption=f"Rank 0, the last {BARS} steps that were split, as the worker timed them at the seams.",
         x=Axis(title="step"),
-        y=Axis(title="seconds", zero=True, limits=(0, 3 * usual) if isinstance(usual, float) and usual > 0 else None),
+        y=Axis(title="time", time=True, zero=True, limits=limits),
         series=[
             Bars(name=part, x=number, y=first[part].to_list(), colour=part)
             for part in PHASES

@@ -16,14 +16,14 @@ CHARTS = [
         title=title,
         caption=caption,
         x=Axis(title="step"),
-        y=Axis(title=unit, zero=name != "loss"),
-        series=[Line(name=unit, x=[], y=[], colour=colour)],
+        y=Axis(title=unit, zero=name != "loss", time=name == "time"),
+        series=[Line(name=unit, x=[], y=[], colour="series1")],
         height=240,
     )
-    for name, title, unit, colour, caption in (
-        ("speed", "Throughput", "samples/s", "optimizer", "Rank 0: samples of the whole batch divided by step time."),
-        ("loss", "Loss", "loss", "communication", "As the script computed it, for the whole batch."),
-        ("time", "Step time", "seconds", "accent", "Rank 0, wall time."),
+    for name, title, unit, caption in (
+        ("speed", "Throughput", "samples/s", "Rank 0: samples of the whole batch divided by step time."),
+        ("loss", "Loss", "loss", "As the script computed it, for the whole batch."),
+        ("time", "Step time", "step time", "Rank 0, wall time."),
     )
 ]
 

@@ -152,7 +152,7 @@ def top_chart(title: str, rows: list[Row], *, key: str = "name") -> Chart:
                 name="self time",
                 x=[_number(row, time) * 1e3 for row in top],
                 y=[str(row[key]) for row in top],
-                colour="backward" if time == "device_self" else "forward",
+                colour="kernel" if time == "device_self" else "series1",
                 horizontal=True,
             )
         ],

@@ -12,6 +12,7 @@ from paceline.record.phases import PHASES
 from paceline.tables.iterations import counted
 from paceline.tables.stragglers import lags, stragglers
 from paceline.units import seconds
+from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid
@@ -37,13 +38,14 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if not named.height:
         blocks.append(Note(text="No straggler: all ranks take about the same time for their own work.", tone="good"))
     if late.height:
-        blocks.append(heat_map(late))
+        blocks.append(heat_map(late, measure(record).step_time))
     blocks += [_parts(steps), _grid(steps, table)]
     return Page(title="Ranks", blocks=blocks)
 
 
-def heat_map(late: pl.DataFrame) -> Chart:
-    """Delays by rank and step. A column that several steps share shows the largest delay."""
+def heat_map(late: pl.DataFrame, step_time: float) -> Chart:
+    """Delays by rank and step. A column that several steps share shows the largest delay. The colours reach from no
+    delay to one of a whole step, so that a healthy run looks calm."""
     ranks = late["rank"].unique().sort().to_list()
     numbers = late["step"].unique().sort().to_list()
     grid = late.sort("step", "rank")["behind"].to_numpy().reshape(len(numbers), len(ranks)).T[:ROWS]
@@ -52,12 +54,12 @@ def heat_map(late: pl.DataFrame) -> Chart:
         grid = np.stack([grid[:, part].max(axis=1) for part in parts], axis=1)
         numbers = [numbers[part[0]] for part in parts]
     grid = np.maximum(grid, 0) * 1e3
-    most = float(np.quantile(grid, 0.995)) if grid.size else 1.0
     return Chart(
         name="heat",
         title="Delay behind the other ranks",
         caption="A rank's own time in a step (without waiting for other ranks) minus the median of the other ranks' "
-        "own times in the same step, in milliseconds. A dark row is a straggler. A step that is slow on all ranks does "
+        "own times in the same step, in milliseconds. The strongest colour is a delay of a whole step. A dark row is a "
+        "straggler. A step that is slow on all ranks does "
         "not show here.",
         x=Axis(title="step"),
         y=Axis(kind="category", reverse=True),
@@ -69,7 +71,7 @@ def heat_map(late: pl.DataFrame) -> Chart:
                 cells=[[round(float(value), 3) for value in row] for row in grid],
                 unit="ms",
                 colours="heat",
-                high=max(most, 1e-6),
+                high=max(step_time * 1e3, 1e-6),
             )
         ],
         height=min(620, 110 + max(24 * len(ranks), 90)),
@@ -90,7 +92,7 @@ def _parts(steps: pl.DataFrame) -> Chart:
         title="Where each rank's time went",
         caption="Mean of each rank's steps after warm-up, as the worker timed them at the seams.",
         x=Axis(kind="category"),
-        y=Axis(title="seconds", zero=True),
+        y=Axis(title="time", time=True, zero=True),
         series=[
             Bars(name=part, x=names, y=table[part].to_list()[:ROWS], colour=part)
             for part in PHASES

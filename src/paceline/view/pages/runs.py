@@ -24,10 +24,23 @@ def first_page(verb: str, state: str) -> str:
     return "run"
 
 
-LONGEST = 24  # characters of a path in the list; the folders of a longer one are left out
 COLUMNS = (
     Column(
-        key="name", title="record", how="Name of the record's folder: start time and script.", link=_address, wrap=True
+        key="name",
+        title="run",
+        how="Name of the record, or its script; below it tags and mods. Hover: the record's folder.",
+        link=_address,
+        wrap=True,
+        text="what",
+        under="under",
+    ),
+    Column(key="started", title="began", how="Start of the launcher. Hover: local time.", kind="ago"),
+    Column(key="verb", title="verb", how="Verb that made the record.", chip=True),
+    Column(
+        key="state",
+        title="state",
+        how="From run.json's outcome; without an outcome, running while files grow.",
+        chip=True,
     ),
     Column(
         key="result",
@@ -36,18 +49,14 @@ COLUMNS = (
         "the findings of a profile, the last numbers of paceline.log, or why the run failed; otherwise samples/s.",
         wrap=True,
     ),
-    Column(key="state", title="state", how="From run.json's outcome; without an outcome, running while files grow."),
     Column(
-        key="labels",
-        title="name and tags",
-        how="Labels of the record: paceline run --name --tag, or paceline runs tag.",
-        wrap=True,
-        narrow=False,
+        key="loss",
+        title="loss",
+        how="Last recorded loss, as the script computed it; the line is the loss over the run.",
+        kind="number",
+        curve="curve",
     ),
-    Column(key="verb", title="verb", how="Verb that made the record.", narrow=False),
-    Column(key="script", title="script", how="Path of the script, as typed.", narrow=False),
     Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count", narrow=False),
-    Column(key="mods", title="mods", how="Mods, as given with --mod.", wrap=True, narrow=False),
     Column(
         key="samples_per_s",
         title="samples/s",
@@ -56,25 +65,13 @@ COLUMNS = (
         narrow=False,
     ),
     Column(
-        key="steps",
-        title="steps",
-        how="Number of the last optimizer step of rank 0.",
-        kind="count",
-        narrow=False,
-        optional=True,
-    ),
-    Column(
-        key="loss",
-        title="last loss",
-        how="Last recorded loss, as the script computed it.",
-        kind="number",
-        narrow=False,
-    ),
-    Column(
         key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds", narrow=False
     ),
-    Column(key="started", title="began", how="Start of the launcher, in local time.", kind="moment", spare=True),
-    Column(key="note", title="note", how="Note on the record: paceline run --note.", wrap=True, spare=True),
+    Column(key="script", title="script", how="Path of the script, as typed.", spare=True),
+    Column(key="mods", title="mods", how="Mods, as given with --mod.", spare=True),
+    Column(key="steps", title="steps", how="Number of the last optimizer step of rank 0.", kind="count", spare=True),
+    Column(key="labels", title="name and tags", how="Labels of the record.", spare=True),
+    Column(key="note", title="note", how="Note on the record: paceline run --note.", spare=True),
 )
 
 
@@ -85,9 +82,11 @@ def build(library: Library) -> Page:
             name="runs",
             title=f"{len(entries):,} record{'' if len(entries) == 1 else 's'}",
             columns=COLUMNS,
-            rows=[_row(entry) for entry in entries],
+            rows=[_row(entry) for entry in sorted(entries, key=lambda entry: entry.state != "running")],
             empty="No records yet. Make one: paceline run -n 2 train.py",
             choose="name",
+            filters=("verb", "state"),
+            whole=True,
         )
     ]
     broken = [entry for entry in entries if entry.problem]
@@ -106,25 +105,27 @@ def _relative(path: Path) -> str:
 
 def _row(entry: RecordEntry) -> Row:
     speed = entry.samples_per_s
+    # `bandwidth` runs a script of our own.
+    script = "" if entry.verb == "bandwidth" else entry.script
+    tags = [f"#{tag}" for tag in entry.labels.tags]
+    named = [PurePath(script).name] if entry.labels.name and script else []
     return {
         "name": entry.name,
+        "what": entry.labels.name or PurePath(script).name or entry.verb or entry.name,
+        "under": " · ".join([*named, *tags, *entry.mods]),
         "verb": entry.verb,
-        # `bandwidth` runs a script of our own.
-        "script": "" if entry.verb == "bandwidth" else _script(entry.script),
+        "script": script,
         "result": entry.problem or entry.result or (f"{rate(speed)} samples/s" if speed else ""),
         "state": entry.state,
-        "labels": " ".join([entry.labels.name, *(f"#{tag}" for tag in entry.labels.tags)]).strip(),
+        "labels": " ".join([entry.labels.name, *tags]).strip(),
         "note": entry.labels.note,
         "workers": entry.workers,
         "mods": ", ".join(entry.mods),
         "samples_per_s": entry.samples_per_s,
         "steps": entry.steps or None,
         "loss": entry.loss,
+        "curve": entry.figures.curve,
         "seconds": entry.seconds,
         "started": entry.started,
         "problem": entry.problem,
     }
-
-
-def _script(path: str) -> str:
-    return PurePath(path).name if len(path) > LONGEST else path

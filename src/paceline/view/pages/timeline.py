@@ -75,6 +75,8 @@ def _chosen(steps: list[int], asked: Mapping[str, str]) -> tuple[int, int]:
 def _longest(spans: StepSpans) -> Grid:
     """The longest spans as a table, for screen readers and for sorting."""
     length, track = np.where(spans.kind == KINDS.index("gap"), -1, spans.length), spans.track
+    marks = spans.kind == KINDS.index("mark")
+    events, marked = (_largest(np.where(kept, length, -1)) for kept in (~marks, marks))
     rows = [
         {
             "name": spans.names[spans.name[n]],
@@ -84,8 +86,9 @@ def _longest(spans: StepSpans) -> Grid:
             "start": float(spans.start[n]) / 1e9,
             "length": float(spans.length[n]) / 1e9,
         }
-        for n in _largest(length)
-        if length[n] >= 0
+        for places, kept in ((events, ~marks), (marked, marks))  # a mark only encloses events
+        for n in places
+        if kept[n] and length[n] >= 0
     ]
     return Grid(
         name="longest",

@@ -11,10 +11,11 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.record.schema import WorkerInfo
 from paceline.topology.choosing import DeviceChoice
-from paceline.topology.host import format_list
+from paceline.topology.host import format_list, parse_list
 from paceline.topology.machine import Gpu, Link, NumaNode, Package, Topology
 from paceline.topology.picture import DARK, LIGHT, draw, narrow
 from paceline.topology.survey import survey
+from paceline.units import count
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Picture
 from paceline.view.ui.grid import Column, Grid
@@ -44,6 +45,8 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     except (msgspec.ValidationError, RecursionError) as error:
         raise RecordError(f"{record.folder.file('run.json')} has an invalid topology: {error}.") from error
     topology = as_topology(recorded)
+    if plain := _plain(topology, [core.id for core in recorded.cores]):
+        return Page(title="Topology", blocks=[Note(text=plain + _placed(record.run.workers))])
     blocks: list[Block] = [_drawn(topology, recorded.choice), _workers(record.run.workers)]
     return Page(title="Topology", blocks=blocks)
 
@@ -51,6 +54,8 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
 def build_machine() -> Page:
     """The page of the machine that `paceline view` runs on."""
     topology = survey()
+    if plain := _plain(topology, [core for node in topology.numa for core in parse_list(node.cpus)]):
+        return Page(title="This machine", blocks=[Note(text=plain)])
     return Page(title="This machine", lead=topology.host, blocks=[_drawn(topology, None), *_links(topology)])
 
 
@@ -79,6 +84,22 @@ def as_topology(recorded: _Recorded) -> Topology:
             for package in packages[:MOST]
         ),
     )
+
+
+def _placed(workers: Sequence[WorkerInfo]) -> str:
+    used = [core for worker in workers for core in worker.cores]
+    if len(workers) < 2 or not used:
+        return ""
+    where = "each on cores of its own" if len(used) == len(set(used)) else "on the same cores"
+    return f" {count(len(workers), 'worker')} ran on it, {where}."
+
+
+def _plain(topology: Topology, cores: Sequence[int]) -> str:
+    """The machine in a sentence, if there is nothing to draw: no GPU, and one place for all memory."""
+    if topology.devices or len(topology.numa) > 1 or len(topology.packages) > 1:
+        return ""
+    host = topology.host or "The host"
+    return f"{host} has {count(len(cores), 'core')} in one NUMA node and no GPU: there is no placement to choose."
 
 
 def _drawn(topology: Topology, choice: DeviceChoice | None) -> Block:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 
 from paceline.errors import RecordError
+from paceline.units import count
+from paceline.view.records.library import Library, RecordEntry
 from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
+from paceline.view.ui.wording import say
 
+MOST_COMPARED = 60  # records to choose from: the newest
 SERIES = ("scale", "sweep", "tune", "converge", "bandwidth")  # verbs that run a series of trials
 
 
@@ -46,6 +51,27 @@ def has_stacks(record: Opened) -> bool:
     """Whether Python stacks were traced, which tell the modules' times."""
     asked = record.run.settings.get("profile")
     return isinstance(asked, dict) and asked.get("stack") is True
+
+
+def comparable(library: Library, record: Opened) -> list[tuple[str, str]]:
+    """Records to compare this one with, and words for each: trials of the same series, or the newest records, first
+    those of the same verb and script."""
+    series, _, _ = record.name.rpartition("/trials/")
+    names = library.open(series).trials if series else library.names()
+    found = [library.entry(name) for name in names[:MOST_COMPARED] if name != record.name]
+    found = [entry for entry in found if entry.samples_per_s or (is_series(record) and entry.verb == record.run.verb)]
+    found.sort(key=lambda entry: (entry.verb, entry.script) != (record.run.verb, record.run.script))
+    return [(entry.name, entry_in_words(entry)) for entry in found]
+
+
+def entry_in_words(entry: RecordEntry) -> str:
+    """`cnn.py on 2 workers, 3 min ago`; a record's own name first, if it has one."""
+    what = entry.labels.name or (PurePath(entry.script).name if entry.verb != "bandwidth" else entry.verb)
+    if "/trials/" in entry.name:
+        what = entry.name.rpartition("/")[2]
+    on = f" on {count(entry.workers, 'worker')}" if entry.workers else ""
+    verb = f"{entry.verb} " if entry.verb not in ("run", "bandwidth") else ""
+    return f"{verb}{what}{on}, {say(entry.started, 'ago')}"
 
 
 # By page key, the first part of the page's address. A page that is not listed can always be shown.

@@ -18,7 +18,7 @@ TAIL = 64 << 10  # bytes at the end of logged.jsonl
 LONGEST = 90  # characters
 
 
-def headline(run: Run, folder: Folder) -> str:
+def headline(run: Run, folder: Folder, *, longest: int = LONGEST) -> str:
     """Empty if the record has no result of its own, as a plain run that logged nothing."""
     outcome = run.outcome
     failed = outcome is not None and outcome.exit_code and not outcome.interrupted
@@ -27,17 +27,17 @@ def headline(run: Run, folder: Folder) -> str:
     except (PacelineError, OSError, msgspec.DecodeError, RecursionError, ValueError):
         found = ""  # the record's page names the damaged file
     if failed and outcome is not None and (run.workers or not found):
-        found = outcome.cause or outcome.error or f"exit code {outcome.exit_code}"
-    return _short(found)
+        found = (outcome.cause or outcome.error or f"exit code {outcome.exit_code}").removeprefix("raised ")
+    return _short(found, longest)
 
 
 def _of_run(run: Run, folder: Folder) -> str:
     return _findings(folder) if run.verb == "profile" else _logged(folder)
 
 
-def _short(text: str) -> str:
+def _short(text: str, longest: int) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _document(folder: Folder, name: str) -> Any:
@@ -72,13 +72,16 @@ def _tune(folder: Folder) -> str:
 
 def _sweep(folder: Folder) -> str:
     verdict = _verdict(folder)
+    measured = [row for row in _rows(verdict, "points") if row.get("fits") is True]
+    if len(measured) == 1:
+        return "one batch was measured: no knee"
     knee, best = _number(verdict.get("knee")), _number(verdict.get("best"))
     if knee is not None:
         return f"knee at batch {knee:,.0f}"
     tied = verdict.get("tied")
     if best is None and isinstance(tied, list) and tied:
         return "no knee: equally fast, within the noise"
-    if best is None and not _rows(verdict, "points"):
+    if best is None and not measured:
         return str(verdict.get("why") or "")
     return f"best at batch {best:,.0f}" if best is not None else ""
 
@@ -104,7 +107,7 @@ def _converge(folder: Folder) -> str:
     best = next((row for row in _rows(verdict, "rows") if row.get("technique") == named), {})
     accuracy = _number(_part(best, "accuracy").get("mean"))
     if accuracy is None:
-        return ""
+        return "no technique gave an accuracy" if _rows(verdict, "rows") else ""
     if len(tied) > 1:
         return f"{', '.join(tied[:3])}{', …' * (len(tied) > 3)}: a tie, accuracy {percent(accuracy)}"
     return f"{named}: accuracy {percent(accuracy)}"

@@ -119,6 +119,10 @@ def _add_trace(drawing: Drawing, part: Part, most: int, all_gaps: pl.DataFrame) 
     )
     # The marks of neighbouring steps overlap these steps slightly.
     rows = rows.filter(~says(rows["name"], STEP) | rows["start"].is_between(start, end - 1))
+    # So do the calls that end the step before: they are not this step's.
+    windowed = windows(part.trace).filter(pl.col("start").is_between(start, end - 1))
+    slack = int((windowed["end"] - windowed["start"]).min() or 0) // STICKS_OUT  # type: ignore[arg-type]
+    rows = rows.filter(pl.col("kind").is_in(ON_DEVICE) | (pl.col("start") >= start) | (pl.col("end") > start + slack))
     rows, left_out = _longest(rows, most)
     communicates = of_communication(rows["name"]) & (rows["kind"] == "kernel")
     codes = np.array([KINDS.index(kind) for kind in KIND.categories], dtype=np.int64)

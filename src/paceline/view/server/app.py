@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +16,21 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
+from paceline.record.about.labels import labels_of, read_labels, write_labels
 from paceline.view.pages import compare, runs, timeline, topology
-from paceline.view.records.contents import shows
+from paceline.view.records.contents import comparable, shows
 from paceline.view.records.layout import overview, pack
 from paceline.view.records.library import Library
 from paceline.view.records.path import path_of
@@ -45,6 +53,7 @@ OURS = {
     **dict.fromkeys(("spans.js", "timeline.js", "timeline-tools.js"), "text/javascript"),
 }
 MOST_COMPARED = 50  # runs
+LONGEST_LABELS = 64 << 10  # bytes of a request that changes labels
 VISITORS = 32  # connections that follow a run at the same time
 
 
@@ -67,6 +76,7 @@ def make_app(
         Route("/static/{file}", _static),
         Route("/compare", _compare(shelf)),
         Route("/machine", _answer(_machine)),
+        Route("/labels/{name:path}", _label(library), methods=["POST"]),
         Route("/spans/{name:path}", _steps(shelf, _spans)),
         Route("/overview/{name:path}", _steps(shelf, _overview)),
         Route("/path/{name:path}", _steps(shelf, _path)),
@@ -108,9 +118,13 @@ class PageQuery:
         """Names of the runs to compare."""
         return [value for key, value in self.kept if key == "run"]
 
-    def render(self, page: Page, here: str, record: Opened | None = None) -> Response:
+    def render(
+        self, page: Page, here: str, record: Opened | None = None, others: Sequence[tuple[str, str]] = ()
+    ) -> Response:
         return HTMLResponse(
-            render.render_page(page, asked=self.query, base=self.path, kept=self.kept, record=record, here=here)
+            render.render_page(
+                page, asked=self.query, base=self.path, kept=self.kept, record=record, here=here, others=others
+            )
         )
 
 
@@ -152,9 +166,44 @@ def _page(shelf: Shelf, kind: Kind) -> Callable[[Request], Any]:
         asked = PageQuery.by(request)
 
         def make(record: Opened) -> Response:
-            return asked.render(build(record, kind, asked.query), kind.key, record)
+            others = comparable(shelf.library, record) if kind.key == "run" else []
+            return asked.render(build(record, kind, asked.query), kind.key, record, others)
 
         return await shelf.answer([request.path_params["name"]], make, long=kind.traced)
+
+    return answer
+
+
+class _Typed(msgspec.Struct):
+    """Labels, as typed on a page."""
+
+    name: str = ""
+    tags: str = ""
+
+
+def _label(library: Library) -> Callable[[Request], Any]:
+    """Changes the name and the tags of a record: all that a visitor can change."""
+
+    def change(name: str, body: bytes) -> Response:
+        try:
+            typed = msgspec.json.decode(body, type=_Typed)
+            folder = library.find(name)
+            tags = typed.tags.replace(",", " ").split()
+            labels = labels_of(typed.name.strip(), tags, read_labels(folder).note)
+            write_labels(folder, labels)
+        except msgspec.DecodeError as error:
+            return PlainTextResponse(f"These are no labels: {error}.", status_code=422)
+        except PacelineError as error:
+            return PlainTextResponse(f"{error.message} {error.advice}".strip(), status_code=422)
+        return Response(status_code=204)
+
+    async def answer(request: Request) -> Response:
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LONGEST_LABELS:
+                raise HTTPException(413)
+        return await run_in_threadpool(change, request.path_params["name"], body)
 
     return answer
 

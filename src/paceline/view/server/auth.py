@@ -38,6 +38,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 FROM_FILE = "from=file"  # the last query parameter of an address that a local file redirects to
+CHANGES, OURS = "/labels/", "X-Paceline"  # addresses that change a record, and the header that such a request needs
 REFUSED = (
     "This address needs the token that `paceline view` printed.\n"
     "Open the full address, with ?token=… at the end, or send the header Authorization: Bearer TOKEN.\n"
@@ -75,11 +76,17 @@ class Gate:
                 "The host name in this address is not ours. Open the address that `paceline view` printed.\n",
                 status_code=421,
             )
-        if scope["method"] not in ("GET", "HEAD"):
+        changes = scope["method"] == "POST" and scope["path"].startswith(CHANGES)
+        if not changes and scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("paceline view answers GET and HEAD requests only.\n", status_code=405)
+        if changes and OURS not in headers:
+            # A page of another site cannot send this header: a browser would first ask with OPTIONS, which is refused.
+            return PlainTextResponse(f"A change needs the header {OURS}.\n", status_code=403)
         cookie = f"paceline_{_port(scope)}"
         if self._is_token(_cookie(headers, cookie)) or self._is_token(_bearer(headers)):
             return None
+        if changes:
+            return PlainTextResponse(REFUSED, status_code=401, headers={"WWW-Authenticate": "Bearer"})
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if not self._is_token(next((value for name, value in query if name == "token"), "")):
             return PlainTextResponse(REFUSED, status_code=401, headers={"WWW-Authenticate": "Bearer"})

@@ -24,7 +24,7 @@ from paceline.view.ui.blocks import Note, Page
 SCRIPTS = (
     "theme.js",
     *("scales.js", "charts.js", "chart-table.js"),
-    "app.js",
+    *("app.js", "compare.js"),
     *("spans.js", "timeline.js", "timeline-tools.js"),
 )
 

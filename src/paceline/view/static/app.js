@@ -127,11 +127,13 @@ function sortRows(table, index, descending) {
 }
 
 function filterRows(grid, text) {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean), table = grid.querySelector("table");
+  const places = Object.fromEntries([...table.tHead.rows[0].cells].map((cell) => [cell.dataset.key, cell.cellIndex]));
+  const only = [...grid.querySelectorAll("select[data-key]")].filter((each) => each.value).map((each) => [places[each.dataset.key], each.value]);
   let count = 0;
   for (const row of grid.querySelectorAll("tbody tr")) {
     const content = (row.textContent + " " + [...row.querySelectorAll("[title]")].map((cell) => cell.title).join(" ")).toLowerCase();
-    row.hidden = !words.every((word) => content.includes(word));
+    row.hidden = !words.every((word) => content.includes(word)) || !only.every(([place, value]) => row.cells[place].dataset.is === value);
     count += !row.hidden;
   }
   grid.querySelector(".count").textContent = `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
@@ -178,6 +180,7 @@ function startGrid(grid) {
   };
   input.addEventListener("input", () => { clearTimeout(later); later = setTimeout(filter, complete ? 60 : 300); });
   form.addEventListener("submit", (event) => { event.preventDefault(); filter(); });
+  form.querySelectorAll("select").forEach((each) => each.addEventListener("change", filter));
   const compare = grid.querySelector(".compare");
   if (compare) {
     const boxes = () => [...grid.querySelectorAll("input[name=run]:checked")];
@@ -211,6 +214,32 @@ function downloadCsv(grid) {
 document.querySelectorAll(".grid").forEach(startGrid);
 startRoving();
 
+// -- the name and the tags of a record, in place ------------------------------------------------------------------------
+
+function startLabels(form) {
+  const button = document.querySelector("button.edit"), problem = form.querySelector(".problem");
+  const show = (open) => {
+    form.hidden = !open;
+    button.hidden = open;
+    button.setAttribute("aria-expanded", String(open));
+    (open ? form.elements.name : button).focus();
+  };
+  button.addEventListener("click", () => show(true));
+  form.addEventListener("reset", () => { problem.textContent = ""; show(false); });
+  form.addEventListener("keydown", (event) => { if (event.key === "Escape") form.reset(); });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const told = JSON.stringify(Object.fromEntries(new FormData(form)));
+    // Another site cannot send this header without asking first, which the server refuses.
+    const answer = await fetch(form.dataset.to, { method: "POST", headers: { "X-Paceline": "labels" }, body: told });
+    if (answer.ok) return location.reload();
+    problem.textContent = await answer.text();
+  });
+}
+
+document.querySelectorAll("form#labels").forEach(startLabels);
+document.querySelector(".others select")?.addEventListener("change", (event) => { if (event.target.value) event.target.form.submit(); });
+
 // -- commands to copy -------------------------------------------------------------------------------------------------
 
 document.addEventListener("click", async (event) => {
@@ -230,7 +259,7 @@ document.addEventListener("click", async (event) => {
 // -- charts -----------------------------------------------------------------------------------------------------------
 
 const PHASES = document.documentElement.dataset.phases.split(" "); // each phase is also the name of a colour
-const PALETTE = [...PHASES, "accent", "bad", "good", "warn", "ink", "shade", "idle"];
+const PALETTE = [...PHASES, ...[1, 2, 3, 4, 5, 6, 7, 8].map((n) => `series${n}`), "accent", "bad", "good", "warn", "ink", "quiet", "shade", "idle", "op", "kernel", "copy", "call", "python"];
 
 const figureOf = (card) => JSON.parse(card.querySelector("script").textContent);
 

@@ -9,7 +9,7 @@ function tableOfFigure({ data, layout }) {
   const columns = series.map((trace) => {
     const [at, values] = across ? [trace.y, trace.x] : [trace.x, trace.y], found = new Map();
     at.forEach((place, n) => {
-      const spread = trace.error_y ? ` (${shown(values[n] - trace.error_y.arrayminus[n])} to ${shown(values[n] + trace.error_y.array[n])})` : "";
+      const spread = trace.error_y ? ` (${shown(values[n] - trace.error_y.arrayminus[n], layout.yaxis)} to ${shown(values[n] + trace.error_y.array[n], layout.yaxis)})` : "";
       found.set(place, shown(values[n], across ? layout.xaxis : layout.yaxis) + spread + (trace.text?.[n] ? ` – ${trace.text[n]}` : ""));
       places.push(place);
     });

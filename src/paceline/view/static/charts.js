@@ -2,10 +2,9 @@
 // Colours are CSS variables, so that a theme changes without drawing again. Series differ by shape or texture as well as by colour.
 "use strict";
 
-const DASHED = { solid: "", dash: "7 4", dot: "2 4" };
+const DASHED = { solid: "", dash: "7 4", dot: "2 4", dashdot: "11 4 2 4", longdash: "14 4", longdashdot: "14 3 4 3" };
 const SHAPES = ["M-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0", "M-3 -3h6v6h-6z", "M0 -4.4l4 7.4h-8z", "M0 -4.6l4.2 4.6l-4.2 4.6l-4.2 -4.6z", "M-4 -1h3v-3h2v3h3v2h-3v3h-2v-3h-3z", "M0 4.4l-4 -7.4h8z", "M-4 -4l8 8m0 -8l-8 8", "M-4 0h8"];
 const WEAVES = ["", "M-1 7L7 -1M-1 1L1 -1M5 7L7 5", "M1.5 1.5h2v2h-2z", "M-1 -1L7 7M-1 5L1 7M5 -1L7 1", "M0 3h6", "M3 0v6", "M-1 7L7 -1M-1 -1L7 7", "M0 0h3v3h-3z"];
-const SPOTS = 7; // shapes along a line
 
 // -- a chart ----------------------------------------------------------------------------------------------------------
 
@@ -55,7 +54,8 @@ class ChartView {
   styleOf(figure, number) {
     const trace = figure.data[number], named = [...new Set(figure.data.filter((one) => one.fill !== "toself").map((one) => one.name))];
     const at = Math.max(named.indexOf(trace.name), 0), alone = named.length < 2;
-    return { shape: SHAPES[at % SHAPES.length], weave: alone ? "" : WEAVES[at % WEAVES.length], alone };
+    const given = DASHED[trace.line?.dash] ?? "", plain = figure.data.every((one) => one.marker || (one.line?.dash ?? "solid") === "solid");
+    return { shape: SHAPES[at % SHAPES.length], weave: alone ? "" : WEAVES[at % WEAVES.length], dash: plain && !trace.marker ? Object.values(DASHED)[at % 6] : given };
   }
 
   stack(visible, layout) {
@@ -144,12 +144,10 @@ class ChartView {
     if (trace.stackgroup) return into.append(node("path", { d: this.area(trace), class: "area" }, { fill: this.fillOf(trace, trace.fillcolor), opacity }));
     const points = trace.x.map((x, n) => [this.x.at(x), this.y.at(trace.y[n])]);
     if (/lines/.test(trace.mode)) {
-      const { color, width = 1.5, dash = "solid" } = trace.line;
-      into.append(node("path", { d: this.along(trace.x, trace.y), fill: "none", "stroke-width": width + 0.3, "stroke-dasharray": DASHED[dash] ?? "", "stroke-linejoin": "round", class: "line" }, { stroke: asColour(color), opacity }));
+      const { color, width = 1.5 } = trace.line;
+      into.append(node("path", { d: this.along(trace.x, trace.y), fill: "none", "stroke-width": width + 0.3, "stroke-dasharray": trace.style.dash, "stroke-linejoin": "round", class: "line" }, { stroke: asColour(color), opacity }));
       if (trace.error_y) this.drawErrors(trace, points);
-      const known = points.filter(([, y]) => Number.isFinite(y));
-      const every = trace.marker ? 1 : Math.max(1, Math.ceil(known.length / SPOTS));
-      if (trace.marker || (!trace.style.alone && opacity === 1)) this.drawShapes(known.filter((_, n) => (trace.marker ? true : n % every === Math.floor(every / 2) || known.length < SPOTS)), trace, color, opacity);
+      if (trace.marker) this.drawShapes(points.filter(([, y]) => Number.isFinite(y)), trace, color, opacity);
     } else this.drawShapes(points.filter(([, y]) => Number.isFinite(y)), trace, trace.marker.color, opacity);
   }
 
@@ -220,7 +218,7 @@ class ChartView {
     // The scale beside it: what a colour means.
     const x = this.right + 12, steps = 24, tallStep = (this.bottom - this.top) / steps;
     for (let n = 0; n < steps; n++) this.svg.append(node("rect", { x, y: this.bottom - (n + 1) * tallStep, width: 10, height: tallStep + 0.4 }, { fill: this.heatColour(trace, (n + 0.5) / steps) }));
-    for (const part of [0, 0.5, 1]) this.svg.append(node("text", { x: x + 13, y: this.bottom - part * (this.bottom - this.top) + (part === 1 ? 9 : part ? 4 : 0) }, { fill: "var(--quiet)" }, this.fitted(shown(trace.zmin + part * span), 36)));
+    for (const part of [0, 0.5, 1]) this.svg.append(node("text", { x: x + 13, y: this.bottom - part * (this.bottom - this.top) + (part === 1 ? 9 : part ? 4 : 0) }, { fill: "var(--quiet)" }, this.fitted(shown(+(trace.zmin + part * span).toPrecision(3)), 36)));
     const unit = (trace.colorbar?.title?.text ?? "");
     if (unit) this.svg.append(node("text", { x: this.width - 2, y: this.height - 6, "text-anchor": "end" }, { fill: "var(--quiet)" }, unit));
   }
@@ -257,8 +255,8 @@ class ChartView {
       const colour = trace.marker?.color ?? trace.line?.color ?? trace.fillcolor;
       if (trace.type === "bar" || trace.stackgroup) swatch.append(node("rect", { width: 22, height: 12, rx: 2 }, { fill: this.fillOf(trace, trace.fillcolor ?? colour) }));
       else {
-        if (/lines/.test(trace.mode)) swatch.append(node("path", { d: "M0 6H22", "stroke-width": 2, "stroke-dasharray": DASHED[trace.line.dash] ?? "" }, { stroke: asColour(colour) }));
-        if (!trace.style.alone || trace.marker) swatch.append(node("path", { d: trace.style.shape, transform: "translate(11 6)", "stroke-width": 0.8 }, { fill: asColour(colour), stroke: "var(--card)" }));
+        if (/lines/.test(trace.mode)) swatch.append(node("path", { d: "M0 6H22", "stroke-width": 2, "stroke-dasharray": trace.style.dash }, { stroke: asColour(colour) }));
+        if (trace.marker) swatch.append(node("path", { d: trace.style.shape, transform: "translate(11 6)", "stroke-width": 0.8 }, { fill: asColour(colour), stroke: "var(--card)" }));
       }
       button.append(swatch, trace.name);
       button.addEventListener("click", () => { if (!this.hidden.delete(trace.name)) this.hidden.add(trace.name); const at = [...list.children].indexOf(button); this.draw(this.figure); this.place.querySelectorAll(".series button")[at]?.focus(); });

@@ -2,7 +2,7 @@
 "use strict";
 
 const curves = document.querySelector(".curves");
-const controls = Object.fromEntries([...curves.querySelectorAll("[name]")].map((each) => [each.name, each]));
+const controls = Object.fromEntries([...(curves?.querySelectorAll("[name]") ?? [])].map((each) => [each.name, each]));
 
 // An exponential moving average, corrected for its start: the first values would count too much otherwise.
 function smoothed(values, weight) {
@@ -16,7 +16,7 @@ function smoothed(values, weight) {
 }
 
 adaptFigure = (figure, card) => {
-  if (!curves.contains(card)) return figure;
+  if (!curves?.contains(card)) return figure;
   const weight = Number(controls.smooth.value);
   const made = structuredClone(figure);
   if (weight > 0) {
@@ -40,8 +40,10 @@ function redraw() {
   curves.querySelectorAll(".chart").forEach((card) => drawChart(card));
 }
 
-const asked = new URLSearchParams(location.hash.slice(1));
-controls.smooth.value = asked.get("smooth") ?? 0;
-for (const name of ["logx", "logy"]) controls[name].checked = asked.get(name) === "1";
-curves.querySelector("output").textContent = Number(controls.smooth.value) ? Number(controls.smooth.value).toFixed(2) : "off";
-curves.querySelector(".controls").addEventListener("input", redraw);
+if (curves) {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  controls.smooth.value = asked.get("smooth") ?? 0;
+  for (const name of ["logx", "logy"]) controls[name].checked = asked.get(name) === "1";
+  curves.querySelector("output").textContent = Number(controls.smooth.value) ? Number(controls.smooth.value).toFixed(2) : "off";
+  curves.querySelector(".controls").addEventListener("input", redraw);
+}

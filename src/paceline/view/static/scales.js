@@ -12,9 +12,14 @@ function node(name, attributes = {}, style = {}, text = "") {
   return made;
 }
 
-function shown(value, axis = {}) {
+// `largest`: of the numbers beside it, which have the same unit.
+function shown(value, axis = {}, largest = Math.abs(value)) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "string") return value;
+  if (axis.tickformat === "time") {
+    const [unit, factor] = largest >= 1 ? ["s", 1] : largest >= 1e-4 || !largest ? ["ms", 1e3] : ["µs", 1e6];
+    return `${shown(value * factor)} ${unit}`;
+  }
   if (axis.tickformat) return +(100 * value).toPrecision(4) + " %"; // no fewer digits: ticks every 2.5 % would look uneven
   const size = Math.abs(value);
   if (size >= 1e9) return +(value / 1e9).toPrecision(4) + " G";
@@ -78,8 +83,9 @@ class Scale {
       const inside = found.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9), every = Math.ceil(inside.length / (most * 1.5));
       // In a short range there may be none of these: then ticks are as on a linear axis.
       const chosen = inside.length > 1 ? inside.filter((_, n) => n % every === 0) : evenTicks(10 ** low, 10 ** high, most);
-      return chosen.map((value) => [this.at(value), shown(value, this.axis)]);
+      return chosen.map((value) => [this.at(value), shown(value, this.axis, 10 ** high)]);
     }
-    return evenTicks(low, high, most).map((value) => [this.place(value), shown(value, this.axis)]);
+    const found = evenTicks(low, high, most), largest = Math.max(...found.map(Math.abs));
+    return found.map((value) => [this.place(value), shown(value, this.axis, largest)]);
   }
 }

@@ -3,13 +3,14 @@
 
 const GUTTER = 150, ROW = 17, GAP = 10, AXIS = 24, STEPS = 16, HEAD = 16;
 const ROOM = 10; // pixels of width for each arrow: with more arrows, only those of the chosen event are drawn
-const KIND_COLOURS = { op: "forward", mark: "other", runtime: "evaluation", kernel: "backward", copy: "data", set: "data", sync: "bad", python: "evaluation", communication: "communication", gap: "card", event: "forward" };
+// No colour of a phase, but for communication, which is the same thing.
+const KIND_COLOURS = { op: "op", mark: "other", runtime: "call", kernel: "kernel", copy: "copy", set: "copy", sync: "bad", python: "python", communication: "communication", gap: "card", event: "event" };
 const KIND_WORDS = { op: "op", mark: "mark", runtime: "driver call", kernel: "kernel", copy: "copy", set: "set", sync: "synchronisation", python: "Python", communication: "communication", gap: "gap of a stream", event: "event" };
 // Kinds differ by texture as well as by colour.
 const TEXTURES = { communication: "/", copy: ".", set: ".", sync: "x", gap: "\\", runtime: "-" };
 const PHASE = new RegExp(`^paceline\\.(${PHASES.join("|")})$`);
 const PHASE_TEXTURES = { communication: "/", data: "." };
-const LIGHT_ON = /^(backward|communication|optimizer)$/;
+const LIGHT_ON = /^(backward|communication|optimizer|kernel)$/;
 
 class TimeLine {
   constructor(card, spans) {
@@ -88,7 +89,7 @@ class TimeLine {
 
   // Colours and textures of the theme, looked up once.
   colours() {
-    const named = Object.fromEntries(["ink", "quiet", "line", "card", "accent", "shade", "communication", ...PHASES].map((name) => [name, colour(name)]));
+    const named = Object.fromEntries(["ink", "quiet", "line", "card", "accent", "shade", "arrow", ...PHASES].map((name) => [name, colour(name)]));
     const kinds = this.spans.kinds.map((kind) => colour(KIND_COLOURS[kind] ?? "other"));
     const textures = this.spans.kinds.map((kind) => (TEXTURES[kind] ? this.texture(TEXTURES[kind], kind === "gap" ? named.quiet : LIGHT_ON.test(KIND_COLOURS[kind]) ? "rgba(255,255,255,.45)" : "rgba(0,0,0,.28)") : null));
     const phases = Object.fromEntries(Object.entries(PHASE_TEXTURES).map(([phase, sign]) => [phase, this.texture(sign, LIGHT_ON.test(phase) ? "rgba(255,255,255,.45)" : "rgba(0,0,0,.28)")]));
@@ -222,10 +223,10 @@ class TimeLine {
     const shown = this.arrows ? [LAUNCH, COLLECTIVE].map((kind) => spans.linksWithin(kind, view[0], view[1], (this.width - this.gutter) / ROOM)) : [[], []];
     this.card.dataset.arrows = String((shown[0]?.length ?? 0) + (shown[1]?.length ?? 0));
     pen.lineWidth = 1;
-    pen.globalAlpha = 0.55;
-    for (const [a, b] of shown[LAUNCH] ?? []) this.arrow(a, b, LAUNCH, inks.ink);
+    pen.globalAlpha = 0.6;
+    for (const [a, b] of shown[LAUNCH] ?? []) this.arrow(a, b, LAUNCH, inks.arrow);
     pen.globalAlpha = 0.9;
-    for (const [a, b] of shown[COLLECTIVE] ?? []) this.arrow(a, b, COLLECTIVE, inks.ink);
+    for (const [a, b] of shown[COLLECTIVE] ?? []) this.arrow(a, b, COLLECTIVE, inks.arrow);
     pen.globalAlpha = 1;
     pen.lineWidth = 2.5;
     for (const [kind, other, away] of this.chosen >= 0 ? spans.linksOf(this.chosen) : []) this.arrow(...(away ? [this.chosen, other] : [other, this.chosen]), kind, inks.accent);

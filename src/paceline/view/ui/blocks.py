@@ -23,6 +23,18 @@ class Tile:
     how: str
     detail: str = ""
     tone: Tone = ""
+    large: bool = False  # one of the two figures that a person looks for first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictBlock:
+    """What was found, in one sentence, and what to type next."""
+
+    sentence: str
+    command: str = ""
+    about: str = ""
+    tone: Tone = ""
+    kind: str = field(default="verdict", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,8 @@ class Words:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
-    """Charts of several runs, which share controls: smoothing, logarithmic axes, and `over`, the choice of x axis."""
+    """Charts over the steps of a run, or of several, which share controls: smoothing, logarithmic axes, and `over`, the
+    choice of x axis."""
 
     title: str
     charts: Sequence[Chart]
@@ -177,7 +190,8 @@ class Live:
 
 
 Block: TypeAlias = (
-    Tiles
+    VerdictBlock
+    | Tiles
     | Chart
     | SplitBlock
     | Findings

@@ -45,7 +45,7 @@ def noise_chart(record: Opened) -> list[Block]:
     if not first.height:
         return []
     batch = _batch(record)
-    line = Line(name="noise scale", x=first["step"].to_list(), y=first["noise"].to_list(), colour="evaluation")
+    line = Line(name="noise scale", x=first["step"].to_list(), y=first["noise"].to_list(), colour="series1")
     return [
         Chart(
             name="noise-scale",

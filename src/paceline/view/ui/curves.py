@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice, product
+from itertools import cycle, product
 
 import msgspec
 import polars as pl
 
-from paceline.charts.chart import Axis, Chart, Dash, Line
+from paceline.charts.chart import DASHES, Axis, Chart, Dash, Line, Mark, Rule
 from paceline.charts.thin import thinned
 from paceline.errors import RecordError
 from paceline.record.logged import Logged, read_logged
@@ -20,19 +20,22 @@ from paceline.trials.scale import charts as scale_charts
 from paceline.trials.scale.series import Verdict as ScaleVerdict
 from paceline.trials.sweep import charts as sweep_charts
 from paceline.trials.sweep.search import Verdict as SweepVerdict
+from paceline.units import count
 from paceline.view.records.contents import is_series
 from paceline.view.records.record import Opened
 from paceline.view.ui.verdicts import as_verdict
 
-COLOURS = ("accent", "communication", "optimizer", "evaluation", "data", "forward", "bad", "other")
-DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
+COLOURS = tuple(f"series{number}" for number in range(1, 9))  # no colour of a phase
+SPIKE = 3.0  # times the range of all but the highest 2 % of losses: a higher one is left out of the axis
+FEW = 50  # points: of fewer, none is left out
 OVER = {"step": "step", "samples": "samples seen", "seconds": "seconds since the first step"}
 MOST_NAMES = 12  # of logged numbers
+MOST_BROKEN = 100  # steps of a run whose loss was not finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A run with the letter that stands for it in tables and charts."""
+    """A run with the letter that stands for it in tables and charts; no letter, if it is the only one."""
 
     letter: str
     record: Opened
@@ -49,13 +52,12 @@ class Compared:
 
 
 def lettered(records: Sequence[Opened]) -> list[Compared]:
-    """A, B, C …, then AA, AB …; colours in turn, then the same colours dashed."""
+    """A, B, C …, then AA, AB …; colours and dashes in turn."""
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     letters = [*alphabet, *("".join(pair) for pair in product(alphabet, repeat=2))]
-    styles = islice(cycle((colour, dash) for dash in DASHES for colour in COLOURS), len(records))
     return [
         Compared(letter=letter, record=record, colour=colour, dash=dash)
-        for letter, record, (colour, dash) in zip(letters, records, styles, strict=False)
+        for letter, record, colour, dash in zip(letters, records, cycle(COLOURS), cycle(DASHES), strict=False)
     ]
 
 
@@ -66,22 +68,50 @@ def overlaid(runs: Sequence[Compared], over: str) -> list[Chart]:
     for key, title, unit, how in (
         ("loss", "Loss", "loss", "As the script computed it, for the whole batch."),
         ("speed", "Throughput", "samples/s", "Rank 0: samples of the whole batch divided by the step time."),
-        ("total", "Step time", "seconds", "Rank 0, wall time."),
+        ("total", "Step time", "step time", "Rank 0, wall time."),
     ):
-        lines, usual = [], 0.0
+        lines, usual, known = [], 0.0, pl.Series(dtype=pl.Float64)
         for run in runs:
             steps = run.first.with_columns((pl.col("samples") / pl.col("total")).alias("speed"))
             steps = steps.filter(pl.col(key).is_not_null() & pl.col(key).is_finite())
             if steps.height:
-                lines.append(_line(run, steps[x_of].to_list(), steps[key].to_list()))
+                lines.append(_line(run, steps[x_of].to_list(), steps[key].to_list(), unit))
                 middle = steps[key].median()
                 usual = max(usual, float(middle) if isinstance(middle, int | float) else 0.0)
+                known = known.append(steps[key].cast(pl.Float64))
         if lines:
             # The first step takes many times as long as the others.
-            limits = (0, 3 * usual) if key == "total" and usual else None
-            y = Axis(title=unit, limits=limits, zero=key == "speed")
-            made.append(Chart(name=key, title=title, caption=how, x=Axis(title=OVER[over]), y=y, series=lines))
+            limits, beyond = (
+                ((0.0, 3 * usual), 0) if key == "total" and usual else robust(known) if key == "loss" else (None, 0)
+            )
+            y = Axis(title=unit, limits=limits, zero=key == "speed", time=key == "total")
+            if beyond:
+                how = f"{how} {count(beyond, 'value')} above the axis: a logarithmic axis shows all."
+            marks = _not_finite(runs, x_of) if key == "loss" else []
+            x = Axis(title=OVER[over])
+            made.append(Chart(name=key, title=title, caption=how, x=x, y=y, series=lines, marks=marks))
     return [*made, *_logged(runs, over)]
+
+
+def robust(values: pl.Series) -> tuple[tuple[float, float] | None, int]:
+    """Limits of an axis that a few spikes do not squeeze, and the number of values above them; None without spikes."""
+    if len(values) < FEW:
+        return None, 0
+    low, high, most = (float(values.quantile(q) or 0.0) for q in (0.0, 0.98, 1.0))
+    if most - low <= SPIKE * (high - low) or high == low:
+        return None, 0
+    room = 0.05 * (high - low)
+    limits = (low - room, high + 5 * room)
+    return limits, int((values > limits[1]).sum())
+
+
+def _not_finite(runs: Sequence[Compared], x_of: str) -> list[Mark]:
+    """Where the loss of a run was not a finite number."""
+    return [
+        Rule(axis="x", at=float(at), colour="bad", name="loss is not finite" if number == 0 else "")
+        for run in runs
+        for number, at in enumerate(run.first.filter(~pl.col("finite"))[x_of].head(MOST_BROKEN))
+    ]
 
 
 def overlaid_results(runs: Sequence[Compared]) -> list[Chart]:
@@ -125,8 +155,8 @@ def _result(record: Opened) -> tuple[Chart, Line] | None:
     return (found[0], main) if main is not None else None
 
 
-def _line(run: Compared, x: Sequence[float], y: Sequence[float | None]) -> Line:
-    return thinned(Line(name=run.letter, x=x, y=y, colour=run.colour, dash=run.dash, markers=len(x) < 20))
+def _line(run: Compared, x: Sequence[float], y: Sequence[float | None], unit: str) -> Line:
+    return thinned(Line(name=run.letter or unit, x=x, y=y, colour=run.colour, dash=run.dash, markers=len(x) == 1))
 
 
 def _logged(runs: Sequence[Compared], over: str) -> list[Chart]:
@@ -139,12 +169,12 @@ def _logged(runs: Sequence[Compared], over: str) -> list[Chart]:
         place = _places(run, over)
         for name in dict.fromkeys(name for each in logged for name in each.numbers):
             known = [(place(each), each.numbers[name]) for each in logged if name in each.numbers]
-            told.setdefault(name, []).append(_line(run, [x for x, _ in known], [y for _, y in known]))
+            told.setdefault(name, []).append(_line(run, [x for x, _ in known], [y for _, y in known], name))
     return [
         Chart(
             name=f"logged-{name}",
             title=name,
-            caption="As the scripts gave it to paceline.log, on rank 0.",
+            caption="As the script gave it to paceline.log, on rank 0.",
             x=Axis(title=OVER[over]),
             y=Axis(title=name),
             series=lines,

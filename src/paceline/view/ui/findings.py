@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.advise.commands import to_type
+from paceline.advise.finding import in_sentences
 from paceline.view.records.contents import shows, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import FindingBlock
@@ -43,7 +44,8 @@ def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
     mod = finding.get("mod")
     advice, typed, after = to_type(record.run, str(mod) if mod else "", str(finding.get("advice") or ""))
     if finding.get("command"):
-        advice, typed, after = f"{advice} {finding.get('numbers') or ''}".strip(), str(finding["command"]), False
+        advice = in_sentences(advice, str(finding.get("numbers") or ""))
+        typed, after = str(finding["command"]), False
     return FindingBlock(
         rule=rule,
         title=str(finding.get("title", rule)),

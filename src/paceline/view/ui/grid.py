@@ -33,7 +33,11 @@ class Column:
     wrap: bool = False  # long text continues on the next line
     optional: bool = False  # a page hides the column if all its values are zero, such as times of a device
     narrow: bool = True  # shown on a phone
-    spare: bool = False  # shown only on a very wide screen; a download has it
+    spare: bool = False  # only in downloads
+    text: str = ""  # the key of the words to show in place of the value
+    under: str = ""  # the key of a second, quiet line of the cell
+    curve: str = ""  # the key of numbers that are drawn beside the value, as a small line
+    chip: bool = False  # the value is one of a few words, shown as a chip
 
     @property
     def numeric(self) -> bool:
@@ -53,14 +57,18 @@ class Grid:
     choose: str = ""  # the key that identifies a row, if rows can be ticked, to compare them
     mark: str = ""  # the key of a flag: rows with this flag are highlighted
     good: bool = False  # highlight as good, not as a warning
+    filters: Sequence[str] = ()  # keys of columns by whose values the rows can be chosen
+    whole: bool = False  # as long as its rows: the table does not scroll within the page
     # Set by `arranged`:
     sort: str = ""
     descending: bool = False
     query: str = ""
+    only: Mapping[str, str] = field(default_factory=dict)  # by key of `filters`: the value that rows must have
+    choices: Sequence[tuple[Column, Sequence[str]]] = ()  # the filters, each with the values to choose from
     total: int = 0
     base: str = ""  # the page's address, for links and downloads
     kept: Sequence[tuple[str, str]] = ()  # the other parameters of the page's query
-    hidden: frozenset[str] = frozenset()  # columns without any value; a download has them
+    hidden: frozenset[str] = frozenset()  # spare columns, and those without any value; a download has them
     kind: str = field(default="grid", init=False)
 
     def arranged(self, asked: Mapping[str, str], *, base: str = "", kept: Sequence[tuple[str, str]] = ()) -> Grid:
@@ -70,6 +78,9 @@ class Grid:
         sort = asked.get("sort", "") if mine else ""
         descending = mine and asked.get("order") == "desc"
         rows = list(self.rows)
+        wanted = {key: asked.get(f"only-{key}", "")[:LONGEST] for key in self.filters} if mine else {}
+        only = {key: value for key, value in wanted.items() if value}
+        rows = [row for row in rows if all(str(row.get(key)) == value for key, value in only.items())]
         for word in query.lower().split():
             rows = [row for row in rows if any(word in text for text in self._texts(row))]
         column = next((column for column in self.columns if column.key == sort), None)
@@ -81,10 +92,19 @@ class Grid:
             sort=sort if column else "",
             descending=descending,
             query=query,
+            only=only,
+            choices=[
+                (column, found)
+                for key in self.filters
+                for column in self.columns
+                if column.key == key and len(found := sorted({str(row[key]) for row in self.rows if row.get(key)})) > 1
+            ],
             total=len(rows),
             base=base,
             kept=kept,
-            hidden=frozenset(column.key for column in self.columns if self.rows and self._is_empty(column)),
+            hidden=frozenset(
+                column.key for column in self.columns if column.spare or (self.rows and self._is_empty(column))
+            ),
         )
 
     def _is_empty(self, column: Column) -> bool:
@@ -99,6 +119,7 @@ class Grid:
         """The query that requests this grid in this order."""
         wanted = [*self.kept, ("grid", self.name)]
         wanted += [("q", self.query)] if self.query else []
+        wanted += [(f"only-{key}", value) for key, value in self.only.items()]
         wanted += [("sort", sort)] if sort else []
         wanted += [("order", "desc")] if sort and descending else []
         return "?" + urlencode(wanted)
@@ -110,10 +131,12 @@ class Grid:
     @property
     def complete(self) -> bool:
         """Whether the page has all rows, so that the browser can sort and filter without the server."""
-        return not self.query and len(self.rows) <= SHOWN
+        return not self.query and not self.only and len(self.rows) <= SHOWN
 
     def _texts(self, row: Row) -> list[str]:
-        return [say(row.get(column.key), column.kind).lower() for column in self.columns]
+        said = [say(row.get(column.key), column.kind) for column in self.columns]
+        said += [str(row.get(key) or "") for column in self.columns for key in (column.text, column.under) if key]
+        return [text.lower() for text in said]
 
     # -- downloads -------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "figure": figure}
+    made.globals |= {"spark": spark, "about": about, "document_title": document_title}
     made.globals |= {"packed": as_text, "in_words": in_words}
     made.globals["version"] = __version__
     made.filters["with_code"] = with_code
@@ -67,6 +68,39 @@ def picture(svg: str) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
+def spark(values: Sequence[float]) -> Markup:
+    """Numbers as a small line, without axes."""
+    low, high = min(values), max(values)
+    known = list(enumerate(values))
+    places = [
+        (60 * n / max(len(values) - 1, 1), 14 - 12 * (value - low) / (high - low) if high > low else 8)
+        for n, value in known
+    ]
+    d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    words = f"from {say(values[0], 'number')} to {say(values[-1], 'number')}"
+    picture = '<svg class="spark" viewBox="-1 0 62 16" role="img" aria-label="{}"><path d="{}"/></svg>'
+    return Markup(picture).format(words, d)
+
+
+def about(record: Opened) -> str:
+    """Which run a page is of: its name, its script, and when it began."""
+    run = record.run
+    what = Path(run.script).name if run.verb != "bandwidth" and run.script else run.verb
+    began = f", {say(run.started, 'moment')[:16]}" if run.started else ""
+    return f"{record.labels.name} · {what}{began}" if record.labels.name else f"{what}{began}"
+
+
+def document_title(page: Page, record: Opened | None) -> str:
+    """What a browser's tab says: the page, the script and the date."""
+    if record is None:
+        return page.title
+    told = about(record)
+    if told.startswith(page.title):
+        return told
+    what, _, began = told.rpartition(", ")
+    return f"{page.title}, {began}" if what and page.title.endswith(what) else f"{page.title} · {told}"
+
+
 def render_page(
     page: Page,
     *,
@@ -75,8 +109,10 @@ def render_page(
     kept: Sequence[tuple[str, str]] = (),
     record: Opened | None = None,
     here: str = "",
+    others: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """A complete document. `asked` is the query; `kept` are the parameters that the page's own links repeat."""
+    """A complete document. `asked` is the query; `kept` are the parameters that the page's own links
+    repeat; `others` are names of records that the record may be compared with, and words for each."""
     return (
         environment()
         .get_template("page.html")
@@ -87,6 +123,7 @@ def render_page(
             nav=pages_of(record) if record else [],
             here=here,
             report=False,
+            others=others,
             compared=[value for key, value in kept if key == "run"],
         )
     )

@@ -1,4 +1,4 @@
-"""Parts that several pages of a run share: charts over the steps."""
+"""Parts that several pages of a run share: the chart of step times, and how figures were measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from paceline.charts.thin import thinned
 from paceline.tables.figures import Figures
 from paceline.tables.iterations import iterations
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block
 
 STEP_TIME = (
     "Wall time between the ends of two consecutive optimizer steps, rank 0, after warm-up, without steps under the "
@@ -17,12 +16,13 @@ STEP_TIME = (
 )
 SLOWEST = (
     "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
-    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end."
+    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end, and "
+    "the delay is beyond the scatter of these steps."
 )
 
 
-def step_charts(record: Opened, measures: Figures) -> list[Block]:
-    """Step times, throughput and loss over the steps of the first worker."""
+def step_times(record: Opened, measures: Figures) -> Chart:
+    """Step times of the first worker, with the outliers."""
     steps = record.steps.frame
     first = steps.filter(pl.col("rank") == pl.col("rank").min())
     table = iterations(steps).filter(pl.col("rank") == first["rank"][0])
@@ -31,8 +31,6 @@ def step_charts(record: Opened, measures: Figures) -> list[Block]:
     usual = measures.step_time
     ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
     warm_up = Shade(start=number[0] - 0.5, end=number[0] + measures.warm_up - 0.5)
-    marks = [warm_up] if measures.warm_up else []
-    step = Axis(title="step")
     outliers = Points(
         name="outlier",
         x=odd["step"].to_list(),
@@ -42,52 +40,16 @@ def step_charts(record: Opened, measures: Figures) -> list[Block]:
             f"step {n}, mostly {why}" if why else f"step {n}" for n, why in zip(odd["step"], odd["why"], strict=True)
         ],
     )
-    blocks: list[Block] = [
-        Chart(
-            name="step-times",
-            title="Step time",
-            caption="Rank 0, wall time. Shaded: warm-up steps. Marked: outliers, which are more than five times the "
-            "usual scatter and more than 20 % above the median; the label names the part that grew most.",
-            x=step,
-            y=Axis(title="seconds", limits=(0, ceiling * 1.1)),
-            series=[
-                thinned(Line(name="step", x=number, y=total, colour="accent")),
-                *([outliers] if odd.height else []),
-            ],
-            marks=marks,
-        ),
-        Chart(
-            name="throughput",
-            title="Throughput",
-            caption="Rank 0: samples of the whole batch divided by the step time.",
-            x=step,
-            y=Axis(title="samples/s", zero=True),
-            series=[
-                thinned(
-                    Line(
-                        name="samples/s",
-                        x=number,
-                        y=[s / t if t > 0 else None for s, t in zip(first["samples"], total, strict=True)],
-                        colour="optimizer",
-                    )
-                )
-            ],
-            marks=marks,
-        ),
-    ]
-    losses = first.filter(pl.col("loss").is_not_null())
-    if losses.height:
-        broken = first.filter(~pl.col("finite"))["step"].to_list()[:500]
-        line = Line(name="loss", x=losses["step"].to_list(), y=losses["loss"].to_list(), colour="communication")
-        marked = Points(name="not finite", x=broken, y=[0] * len(broken), colour="bad")
-        blocks.append(
-            Chart(
-                name="loss",
-                title="Loss",
-                caption="As the script computed it, for the whole batch. Steps whose loss was not finite are marked.",
-                x=step,
-                y=Axis(title="loss"),
-                series=[thinned(line), *([marked] if broken else [])],
-            )
-        )
-    return blocks
+    return Chart(
+        name="step-times",
+        title="Step time",
+        caption="Rank 0, wall time. Shaded: warm-up steps. Marked: outliers, which are more than five times the "
+        "usual scatter and more than 20 % above the median; the label names the part that grew most.",
+        x=Axis(title="step"),
+        y=Axis(title="step time", time=True, limits=(0, ceiling * 1.1)),
+        series=[
+            thinned(Line(name="step", x=number, y=total, colour="series1")),
+            *([outliers] if odd.height else []),
+        ],
+        marks=[warm_up] if measures.warm_up else [],
+    )

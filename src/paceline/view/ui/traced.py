@@ -22,6 +22,9 @@ IDLE = {
     "queue": "a kernel was launched but had not started",
 }
 
+# Waiting for input is the phase `data`; the others are no phases.
+IDLE_COLOURS = {"input": "data", "peer": "python", "synchronisation": "call", "host": "op", "queue": "idle"}
+
 
 def profile_of(record: Opened) -> Profile:
     """The same figures as `paceline profile` prints. Raises RecordError if no step was traced."""
@@ -75,10 +78,8 @@ def device_split(record: Opened) -> list[Block]:
     profile = profile_of(record)
     if profile.device is None:
         return []
-    colours = {"compute": "backward", "communication": "communication", "copy": "data"}
-    idle_colours = dict(
-        zip((f"idle_{cause}" for cause in CAUSES), ("evaluation", "optimizer", "other", "idle", "forward"), strict=True)
-    )
+    colours = {"compute": "kernel", "communication": "communication", "copy": "copy"}
+    idle_colours = {f"idle_{cause}": IDLE_COLOURS[cause] for cause in CAUSES}
     parts = [
         (part.replace("idle_", "idle: "), profile.device[part], {**colours, **idle_colours}[part])
         for part in (*colours, *idle_colours)

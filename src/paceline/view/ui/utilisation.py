@@ -11,7 +11,8 @@ from paceline.tables.devices import gpu_samples, host_samples
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note
 
-COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
+# Of GPUs, and of the ranks that use them. series1 is the run.
+COLOURS = ("series2", "series3", "series4", "series5", "series6", "series7", "series8")
 SHARE = Axis(title="share", share=True, limits=(0, 1.05))
 SAMPLED = "Sampled twice a second by the launcher."
 
@@ -43,8 +44,8 @@ def utilisation(record: Opened) -> list[Block]:
             x=Axis(title="seconds"),
             y=SHARE,
             series=[
-                thinned(Line(name="all cores", x=times, y=host["cpu"].to_list(), colour="backward")),
-                thinned(Line(name="busiest core", x=times, y=host["busiest"].to_list(), colour="data")),
+                thinned(Line(name="all cores", x=times, y=host["cpu"].to_list(), colour="ink")),
+                thinned(Line(name="busiest core", x=times, y=host["busiest"].to_list(), colour="quiet")),
             ],
         )
     ]

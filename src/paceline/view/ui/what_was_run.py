@@ -47,18 +47,23 @@ def outcome_notes(record: Opened) -> list[Block]:
         return [Note(text=stopped, tone="bad")] if record.state == "stopped" else []
     blocks: list[Block] = []
     if outcome.message:
-        found = TRACEBACK.search(outcome.message)
-        at = found.start() if found else len(outcome.message)
-        head, whole = outcome.message[:at], outcome.message[at:].rstrip()
-        code, _, log = whole.rpartition("\n")
-        if not log.startswith(LOG):
-            code, log = whole, ""
-        blocks.append(Note(text=head.strip(), code=code, advice=log, tone="bad"))
+        blocks.append(failure_note(outcome.message))
     elif outcome.interrupted:
         blocks.append(Note(text="The run was interrupted.", tone="warn"))
     if outcome.notices:
         blocks.append(Note(text="\n".join(outcome.notices[:MOST_NOTICES])))
     return blocks
+
+
+def failure_note(message: str) -> Note:
+    """A worker's failure, with its traceback in a fixed font."""
+    found = TRACEBACK.search(message)
+    at = found.start() if found else len(message)
+    head, whole = message[:at], message[at:].rstrip()
+    code, _, log = whole.rpartition("\n")
+    if not log.startswith(LOG):
+        code, log = whole, ""
+    return Note(text=head.strip(), code=code, advice=log, tone="bad")
 
 
 def _origin(origin: Origin | None) -> list[tuple[str, str]]:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from paceline.units import percent, rate, seconds, size
 
 Kind = Literal[
-    "text", "count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "flag", "times"
+    "text", "count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "ago", "flag", "times"
 ]
-NUMERIC = ("count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "times")
+NUMERIC = ("count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "ago", "times")
 NOTHING = "–"
 
 
@@ -45,6 +45,20 @@ def moment(value: float) -> str:
         return NOTHING
 
 
+AGES = ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (86400.0, 3600.0, "h"), (14 * 86400.0, 86400.0, "d"))
+
+
+def ago(value: float) -> str:
+    """How long ago a moment was: `3 min ago`; of one long past, the date."""
+    past = time.time() - value
+    if -60 < past < 1:
+        return "now"
+    for limit, unit, name in AGES:
+        if 0 < past < limit:
+            return f"{int(past / unit)} {name} ago"
+    return moment(value)[:10]
+
+
 _NUMBERS: dict[Kind, Callable[[float], str]] = {
     "count": lambda value: f"{value:,.0f}" if value == int(value) else number(value),
     "number": number,
@@ -55,5 +69,6 @@ _NUMBERS: dict[Kind, Callable[[float], str]] = {
     "bytes": size,
     "speed": lambda value: f"{size(value)}/s",
     "moment": moment,
+    "ago": ago,
     "times": lambda value: f"{value:.3g}×",
 }

@@ -5,6 +5,8 @@ A series that was killed has no verdict; its page shows the trials that ended.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from paceline.errors import RecordError
 from paceline.trials.bandwidth.verdict import Verdict as BandwidthVerdict
 from paceline.trials.converge.series import Verdict as ConvergeVerdict
@@ -16,12 +18,14 @@ from paceline.view.pages.series.converge import converging
 from paceline.view.pages.series.scale import scaling
 from paceline.view.pages.series.sweep import sweeping
 from paceline.view.pages.series.tune import tuning
+from paceline.view.records.headline import headline
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
+from paceline.view.ui.blocks import Block, CommandBlock, Note, Page, VerdictBlock
 from paceline.view.ui.trials import trials
 from paceline.view.ui.verdicts import as_verdict
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
 
+LONGEST = 400  # characters of the first sentence
 TITLES = {
     "scale": "Scaling",
     "sweep": "Batch sizes",
@@ -37,8 +41,28 @@ def build(record: Opened) -> Page:
         blocks += _verdict(record)
     except RecordError as error:  # the trials can be shown all the same
         blocks.append(Note(text=error.message, advice=error.advice, tone="bad"))
-    blocks += [*trials(record), facts(record)]
-    return Page(title=TITLES[record.run.verb], lead=command(record), lead_is_command=True, blocks=blocks)
+    blocks = [*_first(record, blocks), *trials(record), facts(record)]
+    what = "" if record.run.verb == "bandwidth" else f" of {Path(record.run.script).name}"
+    title = record.labels.name or TITLES[record.run.verb] + what
+    return Page(title=title, lead=command(record), lead_is_command=True, blocks=blocks)
+
+
+def _first(record: Opened, blocks: list[Block]) -> list[Block]:
+    """The result in a sentence, with the command that follows from it, before everything else."""
+    said = headline(record.run, record.folder, longest=LONGEST)
+    if not said:
+        return blocks
+    typed = next((block for block in blocks if isinstance(block, CommandBlock)), None)
+    failed = record.state == "failed"
+    sentence = f"Failed: {said}" if failed else said[:1].upper() + said[1:]
+    first = VerdictBlock(
+        sentence=sentence.rstrip(".") + ".",
+        command=typed.command if typed else "",
+        about=typed.title if typed else "",
+        tone="bad" if failed else "",
+    )
+    repeats = [block for block in blocks if isinstance(block, Note) and not block.code and block.text.startswith(said)]
+    return [first, *(block for block in blocks if block is not typed and block not in repeats)]
 
 
 def _verdict(record: Opened) -> list[Block]:

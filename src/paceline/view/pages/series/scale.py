@@ -5,23 +5,31 @@ from __future__ import annotations
 import msgspec
 
 from paceline.trials.scale.charts import charts
-from paceline.trials.scale.series import Verdict
+from paceline.trials.scale.series import Point, Verdict
 from paceline.trials.scale.why import CAUSES
-from paceline.units import percent
+from paceline.units import count, percent
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Tile, Tiles, Words
+from paceline.view.ui.blocks import Block, CommandBlock, Note, Tile, Tiles, Words
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
+from paceline.view.ui.what_was_run import command, failure_note
 from paceline.view.ui.wording import say
+
+GOOD = 0.85  # efficiency from which on more workers pay
 
 
 def scaling(verdict: Verdict, record: Opened) -> list[Block]:
+    failures = [
+        failure_note(f"{count(f.workers, 'worker')}, round {f.round}: {f.message}") for f in verdict.failures[:20]
+    ]
+    if not verdict.points:
+        return [*failures] or [Note(text="No number of workers was measured to the end.")]
     rows = []
     for point in verdict.points:
         why = point.why
         lost = {f"lost_{cause}": why.lost.get(cause) for cause in CAUSES} if why else {}
         rows.append({**msgspec.to_builtins(point), **lost, "sentence": why.sentence if why else ""})
-    largest = verdict.points[-1] if verdict.points else None
+    largest = verdict.points[-1]
     tiles = [
         Tile(
             label="scaling",
@@ -37,6 +45,7 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 how="samples/s divided by samples/s with the fewest workers.",
                 detail=f"{say(largest.speedup_low, 'times')} to {say(largest.speedup_high, 'times')}"
                 + (f"; {verdict.tie}" if largest.tied else ""),
+                large=True,
             ),
         ]
     if largest and largest.efficiency is not None:
@@ -45,7 +54,8 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 label="efficiency",
                 value=percent(largest.efficiency),
                 how="Speed-up per worker; 100 % is perfect scaling.",
-                tone="" if largest.tied else "good" if largest.efficiency > 0.85 else "warn",
+                tone="" if largest.tied else "good" if largest.efficiency > GOOD else "warn",
+                large=True,
             )
         )
     same = verdict.same_numbers
@@ -58,7 +68,8 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
             tone="good" if same.checked and same.same else "warn",
         )
     )
-    blocks: list[Block] = [Tiles(tiles)]
+    tiles.sort(key=lambda tile: not tile.large)
+    blocks: list[Block] = [Tiles(tiles), *_next(largest, record)]
     if verdict.warning:
         blocks.append(Note(text=verdict.warning, tone="warn"))
     if largest and largest.efficiency is None:
@@ -92,7 +103,15 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
             rows=rows,
         )
     )
-    blocks += [
-        Note(text=f"{f.workers} workers, round {f.round}: {f.message}", tone="bad") for f in verdict.failures[:20]
-    ]
-    return blocks
+    return [*blocks, *failures]
+
+
+def _next(largest: Point | None, record: Opened) -> list[Block]:
+    if largest is None or largest.efficiency is None:
+        return []
+    more = ["-n", str(largest.workers)]
+    if largest.tied or largest.efficiency <= GOOD:
+        return [
+            CommandBlock(title="See where the time of a step goes", command=command(record, verb="profile", more=more))
+        ]
+    return [CommandBlock(title="Train so", command=command(record, verb="run", more=more))]

@@ -34,6 +34,7 @@ def sweeping(verdict: Verdict, record: Opened) -> list[Block]:
             how=how,
             detail=f"{rate(speeds[batch])} samples/s" if batch in speeds else "",
             tone="good" if tone else "",
+            large=label in ("knee", "best"),
         )
         for label, batch, how, tone in named
         if batch is not None

@@ -39,6 +39,7 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
                 how="samples/s with all kept mods.",
                 detail=", ".join(final.mods),
                 tone="good",
+                large=True,
             ),
             Tile(
                 label="gain",
@@ -46,6 +47,7 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
                 how="Speed with all kept mods divided by the unmodified script's, in paired trials at the end.",
                 detail=f"{say(final.gain_low, 'times')} to {say(final.gain_high, 'times')}, {final.pairs} pairs",
                 tone="good" if final.gain > 1.01 else "",
+                large=True,
             ),
             Tile(label="memory", value=size(final.memory), how="Peak memory of a worker with all kept mods."),
         ]
@@ -57,6 +59,7 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
             detail=f"{verdict.trials} trials, {say(verdict.spent, 'seconds')}",
         )
     )
+    tiles.sort(key=lambda tile: not tile.large)
     blocks: list[Block] = [Tiles(tiles)]
     if verdict.problem:
         blocks.append(Note(text=verdict.problem, tone="bad"))
