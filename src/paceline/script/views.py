@@ -26,7 +26,7 @@ from paceline.script.seams.handed_out import HandedOut
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.lazy_parameters import initialise_lazy
+from paceline.script.slicing.lazy_parameters import has_lazy, initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
 from paceline.script.slicing.sliced import SlicedCalls
@@ -133,11 +133,24 @@ class Views:
         """The number of samples, over all workers, of a batch that a loader handed out."""
         return self._held.split.batch if self._held.split else self._size(batch)
 
-    def prepare(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Prepares a root module before its first call."""
-        if self.stage.group.world > 1:
+    def call_lazy(
+        self,
+        plain: Callable[..., Any],
+        own: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        whole_models: bool,
+    ) -> tuple[Any] | None:
+        """The output of a root module's first call, if it must come first: the call makes the parameters that mods
+        and strategies then see. None if the call is still to come. `whole_models`: of the strategy."""
+        if self.stage.group.world == 1 or not has_lazy(module):
+            return None
+        if self.batch_is_cut or (torch.is_grad_enabled() and not whole_models):
             initialise_lazy(plain, module, args, kwargs)
 
+            return None
+        return (self._calls.call(plain, own, module, args, kwargs),)
     def expect(self, args: Any, kwargs: Any) -> None:
         """Counts the rows of the call that is about to be made."""
         if not self.stage.has_loader:  # with a loader, its batches are counted

@@ -106,6 +106,8 @@ def run(
         traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in seen.tensors.items()]
         with draws.rehearsal(part, expected) as at, reads_noted(recorder), recorder:
             output = containers.told(plain(copied, *given[0], **given[1]))
+        if [name for name, _ in copied.named_parameters(remove_duplicate=False)] != list(named):
+            raise CannotTry("it makes parameters")
         drew = (seen.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
         if not draws.own and (drew or rng.python_digest() != python):
             raise CannotTry("it draws random numbers one by one (Python's random, numpy's generators)")

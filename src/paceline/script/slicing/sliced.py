@@ -41,6 +41,7 @@ from paceline.script.slicing.arguments import (
     versions_of,
 )
 from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
@@ -172,6 +173,8 @@ class SlicedCalls:
         kind = (single, self.guards.key(module, given, leaves, values=few))
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
+        if kind not in plans and has_lazy(module):
+            return self._call_whole(plain, module, given, None)
         is_seen = not is_compiled(module) and not is_running_compiled()
         compared = plain is own and is_seen  # mods and strategies make operations of their own
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
@@ -290,8 +293,11 @@ class SlicedCalls:
         compiled.tell_devices(0, 0)
         output = plain(module, *given[0], **given[1])
         self.group.agree()
+        had = _parts(module)
         if isinstance(why, Unbatched):
             self.unbatched = self.unbatched or why
+        if self._has_made_parts(module, had):
+            return output
         elif why is not None:  # said only now: a call that was refused because it raises is not refused
             self._tell_why(module, why, "every worker computes it whole")
         return output
@@ -299,7 +305,7 @@ class SlicedCalls:
     def _call_parts(self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun, again: Any) -> Any:
         """Computes the modules that this one calls in slices, as if its forward were lines of the script, which every
         worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
-        module, why = begun.module, begun.plans[begun.kind]
+        module, why, had = begun.module, begun.plans[begun.kind], _parts(begun.module)
         try:
             output = self._together.do(self._in_parts, plain, module, args, kwargs, again=again, in_parts=True)
         except Exception:
@@ -307,6 +313,8 @@ class SlicedCalls:
             raise
         if isinstance(why, NotSplitError):  # None: it gets no tensor, and makes those of its modules
             self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
+        if self._has_made_parts(module, had):
+            return output
         if begun.again:
             begun.plans.pop(begun.kind, None)
         return output
@@ -319,6 +327,14 @@ class SlicedCalls:
 
     def _tell_doubt(self, module: nn.Module) -> None:
         name = type(uncompiled(module)).__name__
+    def _has_made_parts(self, module: nn.Module, had: list[int]) -> bool:
+        """Whether the call has made modules (a head, as wide as its input): what was known of the module is void."""
+        if _parts(module) == had:
+            return False
+        self._plans.pop(module, None)
+        self.guards.forget(module)
+        return True
+
         self.group.pulse.notice(
             f"The module {name} computes otherwise than when it was tried out, by a value that Paceline does not see. "
             f"So did the call before, whose numbers may not be those of plain Python. To avoid this: --whole {name}"
@@ -572,3 +588,8 @@ def _has_parts(module: nn.Module) -> bool:
     if is_compiled(module) or isinstance(module, torch.jit.ScriptModule):
         return False
     return any(next(parameters_in(child), None) is not None for child in module.children())
+def _parts(module: nn.Module) -> list[int]:
+    """Of which modules it consists."""
+    return list(map(id, module.modules()))
+
+
