@@ -209,7 +209,7 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
     written = io.StringIO()
     try:
         copied, shared = copy_of(module)
-        logging.Logger.callHandlers = lambda logger, record: None  # type: ignore[method-assign, assignment]
+        logging.Logger.callHandlers = _note_line(written)  # type: ignore[method-assign, assignment]
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(written),
@@ -230,6 +230,16 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
         for parameter, data in kept:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
+
+
+def _note_line(written: io.StringIO) -> Callable[[logging.Logger, logging.LogRecord], None]:
+    """Takes the lines of a log that somebody gets."""
+
+    def note(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if logger.hasHandlers():
+            written.write(f"{record.msg} {record.args}")
+
+    return note
 
 
 @contextlib.contextmanager
