@@ -63,6 +63,7 @@ class Views:
             lambda: self.norms_see_batch,
             stage.run.gather_below,
             stage.as_script,
+            self.name_in_script,
         )
         if self.group.members is not None:
             self._calls.redo = Redo(self.group, stage.inside)
@@ -148,9 +149,9 @@ class Views:
             return None
         if self.batch_is_cut or (torch.is_grad_enabled() and not whole_models):
             initialise_lazy(plain, module, args, kwargs)
-
             return None
         return (self._calls.call(plain, own, module, args, kwargs),)
+
     def expect(self, args: Any, kwargs: Any) -> None:
         """Counts the rows of the call that is about to be made."""
         if not self.stage.has_loader:  # with a loader, its batches are counted
@@ -311,6 +312,21 @@ class Views:
         # The roots' order differs between workers, and a root that is part of another has two names.
         names = {name for root in self.stage.roots for name, child in root.named_modules() if child is module and name}
         return min(names, key=lambda name: (len(name), name), default=None)
+
+    def name_in_script(self, module: nn.Module) -> str:
+        """How a person finds the module: `net.encoder.0`; empty if no variable of the script leads to it."""
+        import __main__
+
+        held = {id(value): name for name, value in vars(__main__).items() if isinstance(value, nn.Module)}
+        if id(module) in held:
+            return held[id(module)]
+        names = [
+            f"{held.get(id(root)) or type(root).__name__}.{name}"
+            for root in self.stage.roots
+            for name, child in root.named_modules()
+            if child is module and name
+        ]
+        return min(names, key=lambda name: (len(name), name), default="")
 
     def _norms(self) -> bool:
         return self.norms_see_batch

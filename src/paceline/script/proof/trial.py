@@ -335,10 +335,20 @@ def _rebound(hook: Any, memo: dict[int, Any]) -> Any:
 def _alias(parameter: Any) -> Any:
     if is_lazy(parameter):
         return parameter
+    if _computes_itself(parameter):
+        raise CannotTry(f"one of its weights is a {type(parameter).__name__}, which computes in a way of its own")
     if type(parameter) not in (torch.Tensor, nn.Parameter) or is_dtensor(parameter):
         one = torch.full((), 0.01, dtype=parameter.dtype, device=parameter.device)
         return nn.Parameter(one.expand(parameter.shape), parameter.requires_grad)
     return nn.Parameter(parameter.detach(), parameter.requires_grad)
+
+
+def _computes_itself(parameter: Any) -> bool:
+    """Whether a library's class decides what operations on this weight compute (quantised weights): a trial with plain
+    numbers in its place would show other operations."""
+    kind = type(parameter)
+    is_plain = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_dtensor(parameter)
+    return not is_plain and not kind.__module__.startswith("paceline.")
 
 
 def _copied_tensor(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:

@@ -45,6 +45,7 @@ from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.slicing.reasons import describe, line_of_script
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -106,11 +107,12 @@ class SlicedCalls:
         norms_see_batch: Callable[[], bool],
         gather_below: int,
         as_script: Callable[[], AbstractContextManager[None]],
+        name_in_script: Callable[[nn.Module], str],
     ) -> None:
         """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded.
-        `as_script`: inside it, a module's call is an outermost one."""
+        `as_script`: inside it, a module's call is an outermost one. `name_in_script`: of a module, for a person."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
-        self._gather_below, self._as_script = gather_below, as_script
+        self._gather_below, self._as_script, self._name_in_script = gather_below, as_script, name_in_script
         self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages, self._draws = averages, draws
@@ -171,10 +173,10 @@ class SlicedCalls:
         few = len(plans) < MANY
         single = _rows(leaves, self._prove.batch_dim) < 2 * self.group.world
         kind = (single, self.guards.key(module, given, leaves, values=few))
-        known = plans.get(kind)
-        before = known if isinstance(known, SlicePlan) else None
         if kind not in plans and has_lazy(module):
             return self._call_whole(plain, module, given, None)
+        known = plans.get(kind)
+        before = known if isinstance(known, SlicePlan) else None
         is_seen = not is_compiled(module) and not is_running_compiled()
         compared = plain is own and is_seen  # mods and strategies make operations of their own
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
@@ -291,13 +293,13 @@ class SlicedCalls:
         """Every worker computes the whole call, with the script's own random numbers."""
         make_plain(given)
         compiled.tell_devices(0, 0)
+        had = _parts(module)
         output = plain(module, *given[0], **given[1])
         self.group.agree()
-        had = _parts(module)
-        if isinstance(why, Unbatched):
-            self.unbatched = self.unbatched or why
         if self._has_made_parts(module, had):
             return output
+        if isinstance(why, Unbatched):
+            self.unbatched = self.unbatched or why
         elif why is not None:  # said only now: a call that was refused because it raises is not refused
             self._tell_why(module, why, "every worker computes it whole")
         return output
@@ -311,10 +313,10 @@ class SlicedCalls:
         except Exception:
             begun.forget()
             raise
-        if isinstance(why, NotSplitError):  # None: it gets no tensor, and makes those of its modules
-            self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
         if self._has_made_parts(module, had):
             return output
+        if isinstance(why, NotSplitError):  # None: it gets no tensor, and makes those of its modules
+            self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
         if begun.again:
             begun.plans.pop(begun.kind, None)
         return output
@@ -325,8 +327,6 @@ class SlicedCalls:
         self.group.agree()
         return output
 
-    def _tell_doubt(self, module: nn.Module) -> None:
-        name = type(uncompiled(module)).__name__
     def _has_made_parts(self, module: nn.Module, had: list[int]) -> bool:
         """Whether the call has made modules (a head, as wide as its input): what was known of the module is void."""
         if _parts(module) == had:
@@ -335,6 +335,8 @@ class SlicedCalls:
         self.guards.forget(module)
         return True
 
+    def _tell_doubt(self, module: nn.Module) -> None:
+        name = type(uncompiled(module)).__name__
         self.group.pulse.notice(
             f"The module {name} computes otherwise than when it was tried out, by a value that Paceline does not see. "
             f"So did the call before, whose numbers may not be those of plain Python. To avoid this: --whole {name}"
@@ -345,7 +347,10 @@ class SlicedCalls:
         told = why.message.splitlines()[0]
         about = {type(uncompiled(module)).__name__, told.partition(": ")[2]}  # once for a class, and for a cause
         if not about & self._told:
-            self.group.pulse.notice(f"{told} Therefore {instead}.")
+            known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
+            name = describe(module)
+            named = f"{name} ({known})" if known else name
+            self.group.pulse.notice(f"{told.replace(name, named, 1)} Therefore {instead}.")
         self._told |= about
 
     def _join_argument(
@@ -583,13 +588,13 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _has_parts(module: nn.Module) -> bool:
-    """Whether a module calls modules that could be computed in slices. Not seen inside compiled code."""
-    if is_compiled(module) or isinstance(module, torch.jit.ScriptModule):
-        return False
-    return any(next(parameters_in(child), None) is not None for child in module.children())
 def _parts(module: nn.Module) -> list[int]:
     """Of which modules it consists."""
     return list(map(id, module.modules()))
 
 
+def _has_parts(module: nn.Module) -> bool:
+    """Whether a module calls modules that could be computed in slices. Not seen inside compiled code."""
+    if is_compiled(module) or isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(next(parameters_in(child), None) is not None for child in module.children())
