@@ -20,6 +20,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx import _symbolic_trace
 from torch.jit import _builtins as _jit
+from torch.jit._script import RecursiveScriptClass
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
 from torch.overrides import _get_current_function_mode as current_function_mode
@@ -48,6 +49,8 @@ __all__ = [
     "pinning",
     "pytree_leaves",
 ]
+
+SCRIPT_OBJECTS = (torch.ScriptObject, RecursiveScriptClass)  # of C++ code: the weights of quantised layers
 
 # Private attributes of torch's objects that are used where they are needed, by these names.
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks", "_use_count")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -505,7 +506,49 @@ def notices_of_nested(group: Group) -> list[str]:
 def test_one_cause_is_told_once_whatever_modules_are_around_it(pool: Any) -> None:
     for notices in pool(2).run(notices_of_nested):
         assert len(notices) == 1
-        assert "The module Centring is not computed in slices" in notices[0]
+        assert re.match(r"The module Centring \(Around\.\w+.*\) is not computed in slices", notices[0]), notices[0]
+
+
+class Convolution(nn.Module):
+    """Nodes get what their neighbours say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, links: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).index_add(0, links[1], self.linear(x)[links[0]])
+
+
+class Doubled(torch.Tensor):
+    """A weight whose class decides what is computed with it, as quantised ones do."""
+
+    @staticmethod
+    def __new__(cls, plain: torch.Tensor) -> Any:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, plain.shape, dtype=plain.dtype)  # type: ignore[attr-defined]
+        made.plain = plain
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Doubled(args[0].plain)
+        return func(*(a.plain * 2 if isinstance(a, Doubled) else a for a in args), **(kwargs or {}))
+
+
+def notices_of_a_graph_and_a_weight(group: Group) -> list[str]:
+    with staged(group) as stage:
+        Convolution().double()(rows(6, 3), torch.tensor([[0, 1, 5, 2], [3, 4, 0, 1]]))
+        layer = nn.Linear(3, 3).double()
+        layer.weight = nn.Parameter(Doubled(torch.eye(3).double()), requires_grad=False)
+        layer(rows(6, 3))
+        return list(stage.notices)
+
+
+def test_the_reason_is_the_graph_or_the_weight(pool: Any) -> None:
+    for graph, weight in pool(2).run(notices_of_a_graph_and_a_weight):
+        assert "it gets a graph, whose nodes depend on each other" in graph
+        assert "one of its weights is a Doubled, which computes in a way of its own" in weight
 
 
 # -- the same module, later --------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from paceline.script.seams.handed_out import HandedOut
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.lazy_parameters import initialise_lazy
+from paceline.script.slicing.lazy_parameters import has_lazy, initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
 from paceline.script.slicing.sliced import SlicedCalls
@@ -63,6 +63,7 @@ class Views:
             lambda: self.norms_see_batch,
             stage.run.gather_below,
             stage.as_script,
+            self.name_in_script,
         )
         if self.group.members is not None:
             self._calls.redo = Redo(self.group, stage.inside)
@@ -133,10 +134,23 @@ class Views:
         """The number of samples, over all workers, of a batch that a loader handed out."""
         return self._held.split.batch if self._held.split else self._size(batch)
 
-    def prepare(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Prepares a root module before its first call."""
-        if self.stage.group.world > 1:
+    def call_lazy(
+        self,
+        plain: Callable[..., Any],
+        own: Callable[..., Any],
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        whole_models: bool,
+    ) -> tuple[Any] | None:
+        """The output of a root module's first call, if it must come first: the call makes the parameters that mods
+        and strategies then see. None if the call is still to come. `whole_models`: of the strategy."""
+        if self.stage.group.world == 1 or not has_lazy(module):
+            return None
+        if self.batch_is_cut or (torch.is_grad_enabled() and not whole_models):
             initialise_lazy(plain, module, args, kwargs)
+            return None
+        return (self._calls.call(plain, own, module, args, kwargs),)
 
     def expect(self, args: Any, kwargs: Any) -> None:
         """Counts the rows of the call that is about to be made."""
@@ -298,6 +312,21 @@ class Views:
         # The roots' order differs between workers, and a root that is part of another has two names.
         names = {name for root in self.stage.roots for name, child in root.named_modules() if child is module and name}
         return min(names, key=lambda name: (len(name), name), default=None)
+
+    def name_in_script(self, module: nn.Module) -> str:
+        """How a person finds the module: `net.encoder.0`; empty if no variable of the script leads to it."""
+        import __main__
+
+        held = {id(value): name for name, value in vars(__main__).items() if isinstance(value, nn.Module)}
+        if id(module) in held:
+            return held[id(module)]
+        names = [
+            f"{held.get(id(root)) or type(root).__name__}.{name}"
+            for root in self.stage.roots
+            for name, child in root.named_modules()
+            if child is module and name
+        ]
+        return min(names, key=lambda name: (len(name), name), default="")
 
     def _norms(self) -> bool:
         return self.norms_see_batch

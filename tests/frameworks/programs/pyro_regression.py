@@ -1,4 +1,5 @@
 # framework: pyro
+# package: pyro-ppl
 # program: Bayesian linear regression by SVI: `PyroModule`, `PyroSample`, `AutoDiagonalNormal`, `Predictive`
 import pyro
 import pyro.distributions as dist

@@ -1,4 +1,5 @@
 # framework: torch.ao
+# package: torch
 # tolerance: 2e-3 (a weight may round to the next of 255 numbers)
 # program: eager mode: fuse, calibrate, convert; then quantisation-aware training with frozen observers and statistics
 import copy

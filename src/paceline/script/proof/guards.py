@@ -100,6 +100,11 @@ class Guards:
             self._values[module] = _Values(module)
         return self._values[module].now(module)
 
+    def forget(self, module: nn.Module) -> None:
+        """The module has other modules now."""
+        self._values.pop(module, None)
+        self._hooks.forget(module)
+
     def is_restless(self, module: nn.Module) -> bool:
         """Whether a value changes from call to call, so that each call is to be compared with its proof."""
         return module in self._values and self._values[module].is_restless

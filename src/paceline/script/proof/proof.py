@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from paceline.comm.group import Group
-from paceline.errors import PacelineError
+from paceline.errors import NotSplitError, PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
 from paceline.script.proof import growth, surroundings, trial
@@ -33,11 +33,11 @@ from paceline.script.slicing import side_effects
 from paceline.script.slicing.arguments import cut_leaves
 from paceline.script.slicing.backward_hooks import hooked
 from paceline.script.slicing.crossings import Split, memory_order
-from paceline.script.slicing.graphs import GraphCuts, graph_ways
+from paceline.script.slicing.graphs import GraphCuts, graph_ways, has_links
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
 from paceline.script.slicing.reasons import describe, refusal, unbatched
 from paceline.script.slicing.side_effects import Place, is_in_module
-from paceline.script.slicing.ways import Way, batch_of, fits, some_rows, split_of, ways_to_cut
+from paceline.script.slicing.ways import Way, batch_of, fits, knows_more, some_rows, split_of, ways_to_cut
 from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
@@ -83,6 +83,12 @@ class Proof:
         ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
             return one
+        if (known := next(filter(knows_more, leaves), None)) is not None:
+            return NotSplitError(
+                f"{describe(module)} is not computed in slices: it gets a {type(known).__name__}, which knows more "
+                "of its rows than their numbers.",
+                advice="Give the model plain tensors: x.as_subclass(torch.Tensor)",
+            )
         if module in self._ways and fits(self._ways[module], leaves):
             ways.insert(0, self._ways[module])
         if (why_not := hooked(module)) is not None:
@@ -92,6 +98,8 @@ class Proof:
             self._ways[module] = plan.batch_leaf, plan.cuts
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
             one = Unbatched(f"{describe(module)} gets a batch of less than two rows.")
+        if plan is None and len(ways) == len(plain_ways) and has_links(leaves):
+            why = "it gets a graph, whose nodes depend on each other by their numbers in another argument"
         return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
 
     def first(

@@ -18,7 +18,7 @@ import torch
 
 from paceline.comm.call_site import NOT_THE_SCRIPT
 from paceline.script.draws.rows import Draws
-from paceline.torch_private import DispatchMode, address_of, changes_arguments, is_view, writes_to
+from paceline.torch_private import SCRIPT_OBJECTS, DispatchMode, address_of, changes_arguments, is_view, writes_to
 
 KNOWN_VALUES = 1 << 20  # elements: larger constants are not kept
 READS = ("numpy", "tolist", "data_ptr", "__dlpack__")
@@ -159,6 +159,8 @@ class Recorder(DispatchMode):
         self.ops.append(op)
 
     def _noted(self, value: Any) -> Any:
+        if isinstance(value, SCRIPT_OBJECTS):
+            raise CannotTry(f"it computes with an object of C++ code, whose numbers cannot be seen ({script_line()})")
         return self.note(value) if isinstance(value, torch.Tensor) else value
 
     def _renew(self, tensor: torch.Tensor, op: Op) -> None:
@@ -332,7 +334,9 @@ def script_line() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OURS)) and not frame.f_globals.get("__name__", "").startswith(NOT_THE_SCRIPT):
+        if not file.startswith((_TORCH, _OURS, "<eval_with_key>")) and not frame.f_globals.get(
+            "__name__", ""
+        ).startswith(NOT_THE_SCRIPT):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -353,13 +357,11 @@ def storages_of(tensors: dict[str, torch.Tensor]) -> dict[int, str]:
 
 
 def _mapped(value: Any, put: Callable[[Any], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return put(value)
     if isinstance(value, (list, tuple)):
         return [_mapped(item, put) for item in value]
     if isinstance(value, dict):
         return {key: _mapped(item, put) for key, item in value.items()}
-    return value
+    return put(value)
 
 
 def mapped(value: Any, put: Callable[[Note], Any]) -> Any:

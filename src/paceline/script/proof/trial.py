@@ -106,6 +106,8 @@ def run(
         traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in seen.tensors.items()]
         with draws.rehearsal(part, expected) as at, reads_noted(recorder), recorder:
             output = containers.told(plain(copied, *given[0], **given[1]))
+        if [name for name, _ in copied.named_parameters(remove_duplicate=False)] != list(named):
+            raise CannotTry("it makes parameters")
         drew = (seen.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
         if not draws.own and (drew or rng.python_digest() != python):
             raise CannotTry("it draws random numbers one by one (Python's random, numpy's generators)")
@@ -207,7 +209,7 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
     written = io.StringIO()
     try:
         copied, shared = copy_of(module)
-        logging.Logger.callHandlers = lambda logger, record: None  # type: ignore[method-assign, assignment]
+        logging.Logger.callHandlers = _note_line(written)  # type: ignore[method-assign, assignment]
         with (
             warnings.catch_warnings(),
             contextlib.redirect_stdout(written),
@@ -228,6 +230,16 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
         for parameter, data in kept:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
+
+
+def _note_line(written: io.StringIO) -> Callable[[logging.Logger, logging.LogRecord], None]:
+    """Takes the lines of a log that somebody gets."""
+
+    def note(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if logger.hasHandlers():
+            written.write(f"{record.msg} {record.args}")
+
+    return note
 
 
 @contextlib.contextmanager
@@ -323,10 +335,20 @@ def _rebound(hook: Any, memo: dict[int, Any]) -> Any:
 def _alias(parameter: Any) -> Any:
     if is_lazy(parameter):
         return parameter
+    if _computes_itself(parameter):
+        raise CannotTry(f"one of its weights is a {type(parameter).__name__}, which computes in a way of its own")
     if type(parameter) not in (torch.Tensor, nn.Parameter) or is_dtensor(parameter):
         one = torch.full((), 0.01, dtype=parameter.dtype, device=parameter.device)
         return nn.Parameter(one.expand(parameter.shape), parameter.requires_grad)
     return nn.Parameter(parameter.detach(), parameter.requires_grad)
+
+
+def _computes_itself(parameter: Any) -> bool:
+    """Whether a library's class decides what operations on this weight compute (quantised weights): a trial with plain
+    numbers in its place would show other operations."""
+    kind = type(parameter)
+    is_plain = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_dtensor(parameter)
+    return not is_plain and not kind.__module__.startswith("paceline.")
 
 
 def _copied_tensor(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:

@@ -168,12 +168,13 @@ class Stage:
         self.ending.check()
         self.depth += 1
         self.watch.enter("forward" if learning else "evaluation")
+        first: tuple[Any] | None = None
         try:
             if module not in self.roots:
                 self.roots.add(module)
                 if any(parameter.is_cuda for parameter in parameters_in(module)):
                     self.watch.use_cuda()
-                self.views.prepare(plain, module, args, kwargs)
+                first = self.views.call_lazy(plain, bare, module, args, kwargs, self.strategy.whole_models)
                 self.emit("on_model", module)
                 self.strategy.place(module, self.optimizers)
             if learning and module not in self.trained:
@@ -181,7 +182,7 @@ class Stage:
             self.views.expect(args, kwargs)
             self.emit("before_forward", module)
             self.views.own_call = bare
-            output = self.strategy.call(plain, module, args, kwargs)
+            output = self.strategy.call(plain, module, args, kwargs) if first is None else first[0]
             self.emit("after_forward", module)
             return output
         except PacelineError as error:

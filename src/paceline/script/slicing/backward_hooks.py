@@ -23,6 +23,9 @@ class Hooks:
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[nn.Module, list[list[dict[int, Any]]]] = weakref.WeakKeyDictionary()
 
+    def forget(self, module: nn.Module) -> None:
+        self._known.pop(module, None)
+
     def on(self, module: nn.Module) -> Hashable:
         """What a plan depends on: whether there are hooks on the backward; and where there are hooks on the forward,
         which may leave values in the script: a hook that was set since needs another proof."""

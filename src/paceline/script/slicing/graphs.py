@@ -145,6 +145,16 @@ def graph_ways(leaves: list[Any], world: int) -> list[tuple[int, GraphCuts]]:
     return [(i, GraphCuts(i, world)) for i, graphs in found if graphs and graphs.links and graphs.count >= world]
 
 
+def has_links(leaves: list[Any]) -> bool:
+    """Whether the rows of an argument refer to each other by the numbers in another one: the edges of a graph."""
+    nodes = {
+        leaf.shape[0]
+        for leaf in leaves
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dim() > 1
+    }
+    return any(_is_links(make_plain(leaf), rows) for leaf in leaves if _is_numbers(leaf) for rows in nodes - {2})
+
+
 def _taken(leaf: Any, kind: str | None, places: Any, split: Split | None) -> Any:
     graphs, nodes, edges = places
     if kind is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import torch
@@ -20,6 +22,16 @@ def describe(module: nn.Module) -> str:
 
 def name_of(module: nn.Module) -> str:
     return type(uncompiled(module)).__name__
+
+
+def line_of_script() -> str:
+    """The innermost running line of the script's own file, as file:line; empty if there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_globals.get("__file__"):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | None:

@@ -42,9 +42,11 @@ from paceline.script.slicing.arguments import (
 )
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.functions import Functions
+from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.slicing.reasons import describe, line_of_script
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -106,11 +108,12 @@ class SlicedCalls:
         norms_see_batch: Callable[[], bool],
         gather_below: int,
         as_script: Callable[[], AbstractContextManager[None]],
+        name_in_script: Callable[[nn.Module], str],
     ) -> None:
         """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded.
-        `as_script`: inside it, a module's call is an outermost one."""
+        `as_script`: inside it, a module's call is an outermost one. `name_in_script`: of a module, for a person."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
-        self._gather_below, self._as_script = gather_below, as_script
+        self._gather_below, self._as_script, self._name_in_script = gather_below, as_script, name_in_script
         self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages, self._draws = averages, draws
@@ -172,6 +175,8 @@ class SlicedCalls:
         few = len(plans) < MANY
         single = _rows(leaves, self._prove.batch_dim) < 2 * self.group.world
         kind = (single, self.guards.key(module, given, leaves, values=few))
+        if kind not in plans and has_lazy(module):
+            return self._call_whole(plain, module, given, None)
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
         is_seen = not is_compiled(module) and not is_running_compiled()
@@ -290,8 +295,11 @@ class SlicedCalls:
         """Every worker computes the whole call, with the script's own random numbers."""
         make_plain(given)
         compiled.tell_devices(0, 0)
+        had = _parts(module)
         output = plain(module, *given[0], **given[1])
         self.group.agree()
+        if self._has_made_parts(module, had):
+            return output
         if isinstance(why, Unbatched):
             self.unbatched = self.unbatched or why
         elif why is not None:  # said only now: a call that was refused because it raises is not refused
@@ -301,12 +309,14 @@ class SlicedCalls:
     def _call_parts(self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun, again: Any) -> Any:
         """Computes the modules that this one calls in slices, as if its forward were lines of the script, which every
         worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
-        module, why = begun.module, begun.plans[begun.kind]
+        module, why, had = begun.module, begun.plans[begun.kind], _parts(begun.module)
         try:
             output = self._together.do(self._in_parts, plain, module, args, kwargs, again=again, in_parts=True)
         except Exception:
             begun.forget()
             raise
+        if self._has_made_parts(module, had):
+            return output
         if isinstance(why, NotSplitError):  # None: it gets no tensor, and makes those of its modules
             self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
         if begun.again:
@@ -318,6 +328,14 @@ class SlicedCalls:
             output = plain(module, *args, **kwargs)
         self.group.agree()
         return output
+
+    def _has_made_parts(self, module: nn.Module, had: list[int]) -> bool:
+        """Whether the call has made modules (a head, as wide as its input): what was known of the module is void."""
+        if _parts(module) == had:
+            return False
+        self._plans.pop(module, None)
+        self.guards.forget(module)
+        return True
 
     def _tell_doubt(self, module: nn.Module) -> None:
         name = type(uncompiled(module)).__name__
@@ -331,7 +349,10 @@ class SlicedCalls:
         told = why.message.splitlines()[0]
         about = {type(uncompiled(module)).__name__, told.partition(": ")[2]}  # once for a class, and for a cause
         if not about & self._told:
-            self.group.pulse.notice(f"{told} Therefore {instead}.")
+            known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
+            name = describe(module)
+            named = f"{name} ({known})" if known else name
+            self.group.pulse.notice(f"{told.replace(name, named, 1)} Therefore {instead}.")
         self._told |= about
 
     def _join_argument(
@@ -567,6 +588,11 @@ def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _parts(module: nn.Module) -> list[int]:
+    """Of which modules it consists."""
+    return list(map(id, module.modules()))
 
 
 def _has_parts(module: nn.Module) -> bool:

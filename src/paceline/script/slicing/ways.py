@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline.comm.group import Group
 from paceline.script import tree
+from paceline.script.rows.tensor import Rows
 from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.script.slicing.graphs import GraphCuts
 
@@ -85,6 +87,15 @@ def split_of(leaves: list[Any], batch_leaf: int, cuts: dict[int, int], group: Gr
 
 def can_be_cut(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.layout is torch.strided
+
+
+def knows_more(leaf: Any) -> bool:
+    """Whether an argument is a library's tensor with attributes that its class keeps up with its numbers (names of
+    patients, transforms that were applied). They would be those of a slice."""
+    if not isinstance(leaf, torch.Tensor) or type(leaf) is torch.Tensor or isinstance(leaf, (Rows, nn.Parameter)):
+        return False
+    own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(leaf), torch.Tensor))
+    return own not in (None, plain) and bool(vars(leaf))
 
 
 def some_rows(given: Any, leaves: list[Any], cuts: dict[int, int], many: int) -> Any:
