@@ -33,7 +33,7 @@ test-all: $(STAMP)
 # .gpu-site, see CONTRIBUTING.md, and no environment: `make test-gpu PYTHON=python3`.
 GPU_SITE := $(wildcard .gpu-site)
 test-gpu: $(if $(GPU_SITE),,$(STAMP))
-	$(if $(GPU_SITE),PYTHONPATH=src:.gpu-site $(PYTHON),$(BIN)/python) -m pytest -m gpu -n 8 --dist worksteal --durations 10
+	$(if $(GPU_SITE),PYTHONPATH=src:.gpu-site $(PYTHON),$(BIN)/python) -m pytest -p no:benchmark -m gpu -n 8 --dist worksteal --durations 10
 
 # Programs of many frameworks, plain and on 2 workers, in an environment of its own; writes docs/frameworks.md.
 FRAMEWORKS := .venv-frameworks
