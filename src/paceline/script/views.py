@@ -149,6 +149,11 @@ class Views:
             return None
         if self.batch_is_cut or (torch.is_grad_enabled() and not whole_models):
             initialise_lazy(plain, module, args, kwargs)
+            self.stage.group.pulse.notice(
+                f"The lazy layers of {type(module).__name__} get their weights before the first call, since this run "
+                "divides models or batches first: behind dropout these weights are others than in plain Python. For "
+                "the same weights: --strategy mirrored, without --mod view=slice"
+            )
             return None
         return (self._calls.call(plain, own, module, args, kwargs),)
 
