@@ -40,6 +40,7 @@ ROWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "where(condition=, input=)": lambda y: torch.where(condition=y > 0, input=y, other=-y),
     "normalize(input=)": lambda y: F.normalize(input=y, dim=1),
     "layer_norm(input=)": lambda y: F.layer_norm(input=y, normalized_shape=(4,)),
+    "cosine_similarity(x1=, x2=)": lambda y: F.cosine_similarity(x1=y, x2=2 * y + 1),
     "cat(axis=0)": lambda y: torch.cat([y, 2 * y], axis=0),
     "gather(axis=1)": lambda y: torch.gather(y, axis=1, index=INDEX),
     "trapezoid(x=)": lambda y: torch.trapezoid(y, x=y.abs().cumsum(1)),
@@ -51,7 +52,6 @@ OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
     ".mean(axis=(0, 1), keepdims)": lambda y: y.mean(axis=(0, 1), keepdims=True),
     ".std(axis=0)": lambda y: y.std(axis=0),
     "mse_loss(input=)": lambda y: F.mse_loss(input=y, target=torch.ones(7, 4)),
-    "cosine_similarity(x1=, x2=)": lambda y: F.cosine_similarity(x1=y, x2=2 * y + 1),
     "cdist(x1=, x2=)": lambda y: torch.cdist(x1=y, x2=y[:2]),
 }
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -162,7 +162,7 @@ def _times(ops: Sequence[Op], kinds: Sequence[Kind], notes: Sequence[Note], foun
     if not plain[0] == plain[1] == plain[2]:  # sizes, which grow with the rows
         return 1
     largest = max((abs(value) for value in plain[0] if type(value) is int and abs(value) < 1 << 31), default=0)
-    room = MOST // max((prod(note.shape) for note in notes), default=1)
+    room = MOST // max(1, *(prod(note.shape) for note in (*notes, *op.outs) if isinstance(note, Note)))
     return max(1, min(largest // 2 + 1 if largest > 1 else 1, room))
 
 
