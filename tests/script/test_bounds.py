@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.script.slicing.bounds import CheckedIndices
+from paceline.script.slicing.bounds import CheckedIndices, require_sizes
 
 TABLE = torch.randn(4, 3)
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {  # a function of an index, and the index's bound
@@ -46,3 +46,19 @@ def test_ignored_targets_and_negative_indices_pass() -> None:
         assert TABLE[torch.tensor([], dtype=torch.long)].shape == (0, 3)
         with pytest.raises(IndexError):
             TABLE[torch.tensor([-5])]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("segment_reduce", (torch.ones(5, 3), "sum")),
+        ("native_batch_norm", (torch.ones(5, 3), torch.ones(3), torch.ones(3), torch.zeros(2), torch.ones(2))),
+    ],
+)
+def test_a_kernel_that_would_read_beyond_its_memory_is_not_called(name: str, args: tuple[object, ...]) -> None:
+    with pytest.raises(IndexError, match=name):
+        require_sizes(name, args)
+
+
+def test_a_batch_norm_of_fitting_sizes_is_called() -> None:
+    require_sizes("native_batch_norm", (torch.ones(5, 3), None, None, torch.zeros(3), torch.ones(3), True, 0.1, 1e-5))

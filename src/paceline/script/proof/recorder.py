@@ -18,6 +18,7 @@ import torch
 
 from paceline.comm.call_site import NOT_THE_SCRIPT
 from paceline.script.draws.rows import Draws
+from paceline.script.slicing.bounds import require_sizes
 from paceline.torch_private import SCRIPT_OBJECTS, DispatchMode, address_of, changes_arguments, is_view, writes_to
 
 KNOWN_VALUES = 1 << 20  # elements: larger constants are not kept
@@ -129,6 +130,7 @@ class Recorder(DispatchMode):
         if self._lines:
             op.line = script_line()
         known = all(leaf.number in self._known for leaf in op.leaves() if isinstance(leaf, Note))
+        require_sizes(op.name, args)
         made = func(*args, **kwargs)
         for tensor in changed:
             self._renew(tensor, op)

@@ -34,6 +34,17 @@ class CheckedIndices(DispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def require_sizes(name: str, args: Any) -> None:
+    """IndexError for arguments of which a kernel of torch would read or write beyond their memory, on CPUs, too: sizes
+    that fit to the whole batch need not fit to some of its rows."""
+    if name == "segment_reduce":
+        raise IndexError("segment_reduce reads as many rows as another argument says")
+    if "batch_norm" in name and "backward" not in name:
+        x, *others = [value for value in args if isinstance(value, torch.Tensor)]
+        if any(t.dim() != 1 or t.shape[0] != x.shape[1 if x.dim() > 1 else 0] for t in others):
+            raise IndexError(f"{name} with statistics of other sizes than its input has channels")
+
+
 def _of_loss(scores: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignored: int, *_: Any) -> Indices:
     yield target[target != ignored], scores.shape[min(1, scores.dim() - 1)], False
 

@@ -93,9 +93,8 @@ class Functions:
         """The function's result, computed on own rows; NotImplemented if all rows are needed. Every worker calls it;
         may wait for all of them."""
         name = getattr(f, "__name__", "_")
-        # Changes in place, what Python asks of an object, and kernels that do not check the sizes of what they read.
-        if name.endswith("_") or "batch_norm" in name or kwargs.get("out") is not None or Recorder.active is not None:
-            return NotImplemented
+        if name.endswith("_") or kwargs.get("out") is not None or Recorder.active is not None:
+            return NotImplemented  # changes in place, and what Python asks of an object
         nest = _Nest(args, kwargs)
         leaves = nest.leaves
         me = next(leaf for leaf in leaves if isinstance(leaf, Rows))
