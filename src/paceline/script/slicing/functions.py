@@ -41,6 +41,7 @@ NEVER_RAISE = words(
     clamp clamp_min clamp_max where eq ne lt le gt ge relu sigmoid tanh gelu
     """
 )
+NORM = "batch_norm"  # the proof takes it for one that sees all workers' rows, as that in a model's call does
 BY_TARGETS = ("cross_entropy", "nll_loss")  # their means have denominators of their own: see `Averages`
 
 
@@ -126,7 +127,7 @@ class Functions:
         given = unsharded((args, kwargs))
         wholes = tree.leaves(given)
         plan, _ = self._prove.first(plain, self._module, given, wholes, _ways(leaves, layout))
-        if plan is None or plan.draws or plan.states or plan.buffers:
+        if plan is None or plan.draws or plan.states or plan.buffers or NORM in plan.names:
             return None
         if (plan.all_count or plan.averages) and getattr(f, "__name__", "") not in BY_TARGETS:
             return None
@@ -175,6 +176,7 @@ class Functions:
             many = piece.shape[role.dim] // me.local.shape[layout.dim]
             outer, inner = (many, 1) if role.spread else (1, many)
             piece = piece.clone() if _memory(piece) == _memory(me.local) else piece  # of a single row
+            piece = piece.resolve_conj().resolve_neg() if piece.is_complex() else piece
             return Rows(piece, Layout(layout.split, role.dim, layout.outer * outer, layout.inner * inner))
         if role.kind == "same":
             return piece
