@@ -203,11 +203,10 @@ KEPT = {
     "chained flat": lambda o: head(o.view(-1, V)).square().mean() + head(o.transpose(0, 1)).mean(),
     "quantiles": lambda o: (o.quantile(torch.tensor([0.2, 0.7]), dim=2) * torch.tensor([1.0, 3.0]).view(2, 1, 1)).sum(),
     "einsum": lambda o: torch.einsum("btv,v->bt", o, vector).sum(),
-    "weighted one": lambda o: F.cross_entropy(o.view(-1, V), flat, weight=weight),
+    "weighted": lambda o: F.cross_entropy(o.view(-1, V), flat, weight=weight, label_smoothing=0.1),
     "loop": lambda o: sum(o[:, t].mean() * t for t in range(T)),
 }
 GATHERED = {
-    "weighted": lambda o: F.cross_entropy(o.view(-1, V), flat, weight=weight, label_smoothing=0.1),
     "metric first": lambda o: (metric(o), o.square().sum())[1],
     "places": lambda o: sum(at.sum() for at in torch.where(o > 0)) * 0.01 + o.sum(),
     "flipped": lambda o: (o.transpose(0, 1).flip(0, 1) * target.transpose(0, 1)).sum(),

@@ -8,8 +8,10 @@ first: they are faster, and what shares memory with own rows must be a view of t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from paceline.script.slicing.side_effects import Function
 from paceline.script.slicing.ways import Way, some_rows
 from paceline.torch_private import is_being_traced, is_transformed
 
-MOST = 1000  # kinds of calls
+MOST = 50  # proofs of one function: a number among its arguments may be another one in each call
 FEW = 3  # rows
 # Operations that raise for no value of their arguments. Of others one worker's rows may be the cause.
 NEVER_RAISE = words(
@@ -42,7 +44,7 @@ NEVER_RAISE = words(
     """
 )
 NORM = "batch_norm"  # the proof takes it for one that sees all workers' rows, as that in a model's call does
-BY_TARGETS = ("cross_entropy", "nll_loss")  # their means have denominators of their own: see `Averages`
+BY_TARGETS = ("cross_entropy", "nll_loss")  # their means are sums over denominators of their own: see `Averages`
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Functions:
         self.group, self._prove, self._averages = group, prove, averages
         self._module = Function()
         self._known: dict[Hashable, _Found | None] = {}
+        self._proofs: Counter[Callable[..., Any]] = Counter()  # of each function
 
     def __call__(self, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The function's result, computed on own rows; NotImplemented if all rows are needed. Every worker calls it;
@@ -98,7 +101,9 @@ class Functions:
             return NotImplemented  # changes in place, and what Python asks of an object
         nest = _Nest(args, kwargs)
         leaves = nest.leaves
-        me = next(leaf for leaf in leaves if isinstance(leaf, Rows))
+        me = next((leaf for leaf in leaves if isinstance(leaf, Rows)), None)
+        if me is None:  # in an object among the arguments
+            return NotImplemented
         layout = me.rows
         if any(isinstance(leaf, Rows) and not leaf.rows.has_rows_of(layout) for leaf in leaves):
             return NotImplemented
@@ -110,8 +115,9 @@ class Functions:
         if key not in self._known or (found is not None and not _holds(found.plan, layout)):
             if not me.numel() or is_being_traced(me.local) or is_transformed():
                 return NotImplemented
-            if len(self._known) >= MOST:
-                self._known.clear()
+            self._proofs[f] += 1
+            if self._proofs[f] > MOST:
+                return NotImplemented
             with self.group.watch.checking():
                 found = self._known[key] = self._find(f, args, kwargs, leaves, layout)
         if found is None or is_transformed():
@@ -124,13 +130,18 @@ class Functions:
         def plain(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return f(*args, **kwargs)
 
-        given = unsharded((args, kwargs))
+        is_average = _is_average(f, args, kwargs)
+        given = unsharded((args, kwargs | {"reduction": "sum"} if is_average else kwargs))
         wholes = tree.leaves(given)
         plan, _ = self._prove.first(plain, self._module, given, wholes, _ways(leaves, layout))
         if plan is None or plan.draws or plan.states or plan.buffers or NORM in plan.names:
             return None
-        if (plan.all_count or plan.averages) and getattr(f, "__name__", "") not in BY_TARGETS:
+        if plan.averages:  # of another function than torch's losses: its denominator is not noted
             return None
+        if is_average:
+            if [role.kind for role in plan.outputs] != ["sum"]:
+                return None
+            plan.outputs, plan.averages = (Role("average"),), 1
         few = some_rows(given, wholes, plan.cuts, FEW)
         with torch.no_grad():
             made = tree.leaves(f(*few[0], **few[1]))
@@ -180,19 +191,31 @@ class Functions:
             return Rows(piece, Layout(layout.split, role.dim, layout.outer * outer, layout.inner * inner))
         if role.kind == "same":
             return piece
-        if (divisor := self._averages.divisor_of(piece)) is not None:
+        if role.kind == "average":
+            divisor = self._averages.divisor_of(piece)
+            assert divisor is not None
             return crossings.mean(piece, divisor, self.group)
         weight = 1.0 if role.kind == "sum" else layout.split.share
         return crossings.blend(piece, weight, self.group, dtype)
 
 
+def _is_average(f: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether this is one of torch's losses that average over the targets that count."""
+    if getattr(f, "__name__", "") not in BY_TARGETS or len(args) > 3 or kwargs.get("reduction", "mean") != "mean":
+        return False
+    target = args[1] if len(args) > 1 else kwargs.get("target")
+    old = kwargs.get("size_average") is not None or kwargs.get("reduce") is not None
+    return isinstance(target, torch.Tensor) and not target.is_floating_point() and not old
+
+
 def _described(leaf: Any, rows: int) -> Hashable:
-    """What the key has of an argument: of a tensor which sizes are 1, or as many as the rows."""
+    """What the key has of an argument: of a tensor which sizes are 1, or as many as the rows; of a factor only whether
+    it is 0 or 1, with which an operation may do nothing."""
     if isinstance(leaf, Rows):
         return leaf.rows.dim, leaf.dtype, leaf.requires_grad, *[size == 1 for size in leaf.shape]
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.requires_grad, *[size if size in (1, rows) else 0 for size in leaf.shape]
-    return type(leaf), leaf
+    return type(leaf), None if type(leaf) is float and leaf not in (0.0, 1.0) and isfinite(leaf) else leaf
 
 
 def _holds(plan: SlicePlan, layout: Layout) -> bool:
