@@ -1,7 +1,7 @@
 """Functions of torch on sharded outputs. A function is a small module: the proof says what own rows suffice for.
 
 A function's outputs are rows again, a sum or a mean over the workers, or the same on all of them. What cannot be proven
-is computed of all rows. The proof is made once for each kind of call, and again for more rows than before. Views,
+is computed of all rows. The proof is made once for each kind of call, on some rows of the first worker. Views,
 changes in place, elementwise functions and a few others have rules of their own in `script/rows`, which are asked
 first: they are faster, and what shares memory with own rows must be a view of the output.
 """
@@ -18,23 +18,22 @@ import torch
 from torch import nn
 
 from paceline.comm.group import Group
-from paceline.script import tree
+from paceline.script import memory, tree
 from paceline.script.proof.guards import number_modes
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.recorder import Recorder, words
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import Rows
 from paceline.script.slicing import crossings
-from paceline.script.slicing.arguments import unsharded
 from paceline.script.slicing.crossings import HALF
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import Role, SlicePlan
 from paceline.script.slicing.side_effects import Function
-from paceline.script.slicing.ways import Way, some_rows
+from paceline.script.slicing.ways import Way, can_be_cut, some_rows
 from paceline.torch_private import is_being_traced, is_transformed
 
 MOST = 50  # proofs of one function: a number among its arguments may be another one in each call
-FEW = 3  # rows
+MANY, FEW = 64, 3  # rows on which a function is proven, and for a look at what it returns
 # Operations that raise for no value of their arguments. Of others one worker's rows may be the cause.
 NEVER_RAISE = words(
     """
@@ -112,29 +111,36 @@ class Functions:
             found = self._known.get(key)
         except TypeError:  # an argument without a hash
             return NotImplemented
-        if key not in self._known or (found is not None and not _holds(found.plan, layout)):
+        if key not in self._known or (found is not None and _has_single(layout) and not found.plan.single):
             if not me.numel() or is_being_traced(me.local) or is_transformed():
                 return NotImplemented
             self._proofs[f] += 1
             if self._proofs[f] > MOST:
                 return NotImplemented
             with self.group.watch.checking():
-                found = self._known[key] = self._find(f, args, kwargs, leaves, layout)
+                found = self._known[key] = self._find(f, nest, me)
         if found is None or is_transformed():
             return NotImplemented
         if found.is_local:
             return self._compute(f, nest, me, found)
         return self.group.together.do(self._compute, f, nest, me, found)
 
-    def _find(self, f: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any], layout: Layout) -> _Found | None:
+    def _find(self, f: Callable[..., Any], nest: _Nest, me: Rows) -> _Found | None:
         def plain(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return f(*args, **kwargs)
 
-        is_average = _is_average(f, args, kwargs)
-        given = unsharded((args, kwargs | {"reduction": "sum"} if is_average else kwargs))
-        wholes = tree.leaves(given)
-        plan, _ = self._prove.first(plain, self._module, given, wholes, _ways(leaves, layout))
-        if plan is None or plan.draws or plan.states or plan.buffers or NORM in plan.names:
+        is_average, layout = _is_average(f, nest), me.rows
+        rows = {i: self._from_first(leaf) for i, leaf in enumerate(nest.leaves) if isinstance(leaf, Rows)}
+        for way in _ways(nest.leaves, layout):
+            args, kwargs = nest.rebuilt(_sample(nest.leaves, way, layout, rows))
+            given = (args, kwargs | {"reduction": "sum"} if is_average else kwargs)
+            wholes = tree.leaves(given)
+            plan, _ = self._prove.first(plain, self._module, given, wholes, [way])
+            if plan is not None:
+                break
+        else:
+            return None
+        if plan.draws or plan.states or plan.buffers or NORM in plan.names:
             return None
         if plan.averages:  # of another function than torch's losses: its denominator is not noted
             return None
@@ -151,7 +157,19 @@ class Functions:
         dtypes = [one.dtype for one in made]
         sent = [role.kind not in ("rows", "same") for role in plan.outputs]
         halves = any(dtype in HALF and is_sent for dtype, is_sent in zip(dtypes, sent, strict=True))
+        memory.return_freed()
         return _Found(plan, dtypes, not NEVER_RAISE.issuperset(plan.names), halves, not any(sent))
+
+    def _from_first(self, leaf: Rows) -> torch.Tensor:
+        """Some rows of the first worker, on every worker."""
+        chosen = _chosen(leaf.rows).to(leaf.device)
+        rows = leaf.local.detach().resolve_conj().resolve_neg()
+        if self.group.rank:
+            rows = rows.new_empty([len(chosen) if d == leaf.rows.dim else n for d, n in enumerate(rows.shape)])
+        else:
+            rows = rows.index_select(leaf.rows.dim, chosen)
+        self.group.broadcast(rows := rows.contiguous(), "rows to try a function on")
+        return rows.requires_grad_(leaf.requires_grad)
 
     def _compute(self, f: Callable[..., Any], nest: _Nest, me: Rows, found: _Found) -> Any:
         plan, layout = found.plan, me.rows
@@ -188,7 +206,7 @@ class Functions:
             outer, inner = (many, 1) if role.spread else (1, many)
             piece = piece.clone() if _memory(piece) == _memory(me.local) else piece  # of a single row
             piece = piece.resolve_conj().resolve_neg() if piece.is_complex() else piece
-            return Rows(piece, Layout(layout.split, role.dim, layout.outer * outer, layout.inner * inner))
+            return Rows(piece, Layout(layout.split, role.dim, layout.outer * outer, layout.inner * inner, role.order))
         if role.kind == "same":
             return piece
         if role.kind == "average":
@@ -199,8 +217,9 @@ class Functions:
         return crossings.blend(piece, weight, self.group, dtype)
 
 
-def _is_average(f: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+def _is_average(f: Callable[..., Any], nest: _Nest) -> bool:
     """Whether this is one of torch's losses that average over the targets that count."""
+    args, kwargs = nest.rebuilt(nest.leaves)
     if getattr(f, "__name__", "") not in BY_TARGETS or len(args) > 3 or kwargs.get("reduction", "mean") != "mean":
         return False
     target = args[1] if len(args) > 1 else kwargs.get("target")
@@ -218,10 +237,29 @@ def _described(leaf: Any, rows: int) -> Hashable:
     return type(leaf), None if type(leaf) is float and leaf not in (0.0, 1.0) and isfinite(leaf) else leaf
 
 
-def _holds(plan: SlicePlan, layout: Layout) -> bool:
-    """Whether a plan was proven for as many rows."""
-    least = min(layout.split.sizes) * layout.outer * layout.inner
-    return layout.size <= max(plan.batches) and (plan.single or least > 1)
+def _has_single(layout: Layout) -> bool:
+    """Whether a worker has a single row, which code may treat as another case."""
+    return min(layout.split.sizes) * layout.outer * layout.inner < 2
+
+
+def _chosen(layout: Layout) -> torch.Tensor:
+    """Some of the first worker's rows, evenly spaced: too few for two on each worker, if one has a single row."""
+    count = layout.outer * layout.split.sizes[0] * layout.inner
+    many = 2 * layout.split.group.world - 1 if _has_single(layout) else min(MANY, count)
+    return torch.tensor([k * count // many for k in range(many)], device="cpu")
+
+
+def _sample(leaves: list[Any], way: Way, layout: Layout, rows: dict[int, torch.Tensor]) -> list[Any]:
+    """The arguments with these rows of the sharded ones, and the same of the others that are cut."""
+    found, first = list(leaves), layout.split.sizes[0] * layout.inner
+    for i, dim in way[1].items():
+        if i in rows:
+            found[i] = rows[i]
+            continue
+        whole = leaves[i].detach().unflatten(dim, (layout.outer, -1)).narrow(dim + 1, 0, first)
+        some = whole.flatten(dim, dim + 1).index_select(dim, _chosen(layout).to(whole.device))
+        found[i] = some.requires_grad_(leaves[i].requires_grad)
+    return found
 
 
 def _ways(leaves: list[Any], layout: Layout) -> list[Way]:
@@ -230,7 +268,7 @@ def _ways(leaves: list[Any], layout: Layout) -> list[Way]:
     sharded = {i: leaf.rows.dim for i, leaf in enumerate(leaves) if isinstance(leaf, Rows)}
     first = next(iter(sharded))
     dim, from_right, ways = sharded[first], leaves[first].dim() - sharded[first], list[Way]()
-    whole = {i: t.shape for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and i not in sharded}
+    whole = {i: t.shape for i, t in enumerate(leaves) if can_be_cut(t) and i not in sharded}
     whole = {i: shape for i, shape in whole.items() if layout.size in shape}
     left = {i: dim for i, shape in whole.items() if len(shape) > dim and shape[dim] == layout.size}
     right = {i: len(s) - from_right for i, s in whole.items() if len(s) >= from_right and s[-from_right] == layout.size}
