@@ -268,7 +268,7 @@ def _ways(leaves: list[Any], layout: Layout) -> list[Way]:
     sharded = {i: leaf.rows.dim for i, leaf in enumerate(leaves) if isinstance(leaf, Rows)}
     first = next(iter(sharded))
     dim, from_right, ways = sharded[first], leaves[first].dim() - sharded[first], list[Way]()
-    whole = {i: t.shape for i, t in enumerate(leaves) if can_be_cut(t) and i not in sharded}
+    whole = {i: t.shape for i, t in enumerate(leaves) if i not in sharded and can_be_cut(t)}
     whole = {i: shape for i, shape in whole.items() if layout.size in shape}
     left = {i: dim for i, shape in whole.items() if len(shape) > dim and shape[dim] == layout.size}
     right = {i: len(s) - from_right for i, s in whole.items() if len(s) >= from_right and s[-from_right] == layout.size}
