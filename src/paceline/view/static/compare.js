@@ -46,4 +46,5 @@ if (curves) {
   for (const name of ["logx", "logy"]) controls[name].checked = asked.get(name) === "1";
   curves.querySelector("output").textContent = Number(controls.smooth.value) ? Number(controls.smooth.value).toFixed(2) : "off";
   curves.querySelector(".controls").addEventListener("input", redraw);
+  curves.querySelectorAll(".chart[data-drawn]").forEach((card) => drawChart(card)); // before this file had come
 }
