@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.script.rows.layout import Layout
-from paceline.script.rows.tensor import KNOWN, Rows
+from paceline.script.rows.tensor import KNOWN, Rows, first_rows
 from paceline.script.slicing import crossings
 
 ONE = """
@@ -65,13 +65,6 @@ def of_own_rows(me: Rows, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if any(value is NotImplemented for value in (*local_args, *local_kwargs.values())):
         return NotImplemented
     return f(*local_args, **local_kwargs)
-
-
-def first_rows(args: Any, kwargs: Any) -> Rows | None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Rows):
-            return value
-    return None
 
 
 def one(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -77,7 +77,7 @@ class Rows(torch.Tensor):
             made = handler(f, *_torch_names(f, args, kwargs)) if kwargs else handler(f, args, kwargs)
             if made is not NotImplemented:
                 return made
-        me = _first(args, kwargs)
+        me = first_rows(args, kwargs)
         if me is not None and (functions := me.rows.split.group.functions) is not None:
             made = functions(f, args, kwargs)
             if made is not NotImplemented:
@@ -162,7 +162,7 @@ def _torch_name(name: str, given: dict[str, Any]) -> str:
     return name if known in given else known  # given both ways: torch raises
 
 
-def _first(args: Any, kwargs: Any) -> Rows | None:
+def first_rows(args: Any, kwargs: Any) -> Rows | None:
     """The first sharded output among the arguments."""
     for value in args:
         if isinstance(value, Rows):
