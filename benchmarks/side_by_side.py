@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -63,10 +64,13 @@ class Line:
     at: float
 
 
-def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[Line]:
+def run(command: Sequence[str], env: Mapping[str, str] | None = None, files: Path | None = None) -> list[Line]:
     """Runs a command to its end, and records the arrival time of each line of its standard output. The command runs in
-    a temporary folder, which also holds its records. A command that fails ends the benchmark with its error."""
+    a temporary folder, a copy of `files` if given, which also holds its records. A command that fails ends the
+    benchmark with its error."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+        if files is not None:
+            shutil.copytree(files, folder, dirs_exist_ok=True)
         lines = []
         paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
