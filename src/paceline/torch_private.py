@@ -212,6 +212,15 @@ class Inductor:
         return sys.modules[Inductor.LAST]
 
     @staticmethod
+    def seeds_streams() -> tuple[Any, str] | None:
+        """The function, as a module and a name, that gives compiled code whose draws are made again in backward streams
+        of its own, by a draw from torch's at the code's first run. None if this torch has none."""
+        from torch._functorch._aot_autograd import runtime_wrappers
+
+        name = "initialize_rng_states"
+        return (runtime_wrappers, name) if hasattr(runtime_wrappers, name) else None
+
+    @staticmethod
     def prims() -> Any:
         from torch._inductor import inductor_prims
 

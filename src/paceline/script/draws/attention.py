@@ -18,14 +18,25 @@ import torch
 from paceline.script.draws.dropout import at_place, dropout
 from paceline.script.draws.rows import Draws
 from paceline.script.slicing.crossings import memory_order
-from paceline.torch_private import DispatchMode, fused_attention_choice, is_capturing, plain_dropout, safe_softmax
+from paceline.torch_private import (
+    DispatchMode,
+    fused_attention_choice,
+    is_capturing,
+    own_saved_tensors,
+    plain_dropout,
+    safe_softmax,
+)
 
 Plain = Callable[..., Any]
 HALVES = (torch.float16, torch.bfloat16)
 TOLD = "attention dropout on a GPU"
 FEW = 4  # samples that a try computes alone; their offset is a multiple of four, as torch wants it
-KERNELS = tuple(
-    getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default for name in ("flash", "efficient", "cudnn")
+KERNELS, BACKWARD = (
+    tuple(
+        getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention{way}").default
+        for name in ("flash", "efficient", "cudnn")
+    )
+    for way in ("", "_backward")
 )
 
 
@@ -144,8 +155,9 @@ def steps_of(kind: Any, call: Callable[..., Any], given: Sequence[Any]) -> Steps
     kind = (kind, query.device, like, needs_grad, autocast)
     if kind not in _found:
         try:
-            tried = [_tried(one, needs_grad) for one in given[:3]]
-            _found[kind] = _find(call, [*tried, *(_repeated(one, query) for one in given[3:])])
+            with own_saved_tensors():
+                tried = [_tried(one, needs_grad) for one in given[:3]]
+                _found[kind] = _find(call, [*tried, *(_repeated(one, query) for one in given[3:])])
         except RuntimeError:  # no memory for it, or a case that torch refuses, as the call itself will
             return None
     return _found[kind]

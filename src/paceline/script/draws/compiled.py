@@ -23,7 +23,7 @@ import torch
 
 from paceline.imports import after_import
 from paceline.script.draws import attention
-from paceline.script.draws.rows import Draws
+from paceline.script.draws.rows import Draws, Position
 from paceline.torch_private import Inductor, arguments_of, compiles_anew, no_dispatch_modes, schema_of
 
 LIBRARY = "paceline"
@@ -61,6 +61,18 @@ def _install() -> None:
         return plain(graph) + (_place_draws(graph.graph) if _draws is not None else 0)
 
     Inductor.joint_graph().replace_random_passes = replace_random_passes
+    if seeding := Inductor.seeds_streams():
+        module, name = seeding
+        seeds = getattr(module, name)
+
+        @functools.wraps(seeds)
+        def seeds_as_it_is(*args: Any, **kwargs: Any) -> Any:
+            if _draws is None:
+                return seeds(*args, **kwargs)
+            with _draws.at(False, Position()):  # one seed for all rows: no draw of the script
+                return seeds(*args, **kwargs)
+
+        setattr(module, name, seeds_as_it_is)
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------------
@@ -112,6 +124,9 @@ def _place_draws(graph: Any) -> int:
             made.meta.update(node.meta)
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+            for user in (later for part in made.users for later in part.users):
+                if user.target in attention.BACKWARD:
+                    user.target = getattr(operations, _name_of(user.target)).default
     return len(here)
 
 
@@ -221,6 +236,8 @@ def _define_operations() -> None:
     )
     for kernel in attention.KERNELS:
         _define_attention(library, kernel)
+    for kernel in attention.BACKWARD:
+        _define_backward(library, kernel)
     Inductor.register_lowering(torch.ops.paceline.random_rows.default, _lower_random)
     Inductor.register_lowering(torch.ops.paceline.randint_rows.default, _lower_randint)
 
@@ -268,6 +285,17 @@ def _define_attention(library: Any, kernel: Any) -> None:
     torch.library.register_fake(
         f"{LIBRARY}::{name}", lambda *args, **kwargs: kernel(*args[:count], **kwargs), lib=library
     )
+
+
+def _define_backward(library: Any, kernel: Any) -> None:
+    """The kernel itself, outside of CUDA graphs as its forward: outside of them the place of the random numbers lies on
+    the host, and a kernel in a CUDA graph would read it on the device."""
+    name, schema = _name_of(kernel), schema_of(kernel)
+    library.define(
+        name + schema[schema.index("(") :], tags=(torch.Tag.cudagraph_unsafe, torch.Tag.needs_fixed_stride_order)
+    )
+    library.impl(name, kernel, "CUDA")
+    torch.library.register_fake(f"{LIBRARY}::{name}", kernel, lib=library)
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
