@@ -18,6 +18,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {  # a function of
     "nll_loss of one": (lambda i: F.nll_loss(TABLE[0], i[0]), 3),
     "embedding": (lambda i: F.embedding(i, TABLE), 4),
     "embedding_bag": (lambda i: F.embedding_bag(i.view(1, -1), TABLE), 4),
+    "offsets of bags": (lambda i: F.embedding_bag(torch.zeros(3, dtype=torch.long), TABLE, i.sort().values), 4),
     "gather": (lambda i: TABLE.gather(0, i.view(-1, 1)), 4),
     "scatter": (lambda i: TABLE.scatter(1, i.view(-1, 1), 1.0), 3),
     "scatter_add_": (lambda i: TABLE.clone().scatter_add_(1, i.view(-1, 1), TABLE), 3),
@@ -46,6 +47,8 @@ def test_ignored_targets_and_negative_indices_pass() -> None:
         assert TABLE[torch.tensor([], dtype=torch.long)].shape == (0, 3)
         with pytest.raises(IndexError):
             TABLE[torch.tensor([-5])]
+        with pytest.raises(IndexError, match=r"aten\._embedding_bag.*indices up to"):
+            F.embedding_bag(torch.tensor([0, 1, 2]), TABLE, torch.tensor([0, 2, 1]))
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,12 @@ def _of_table(table: torch.Tensor, index: torch.Tensor, *_: Any) -> Indices:
     yield index, table.shape[0], False
 
 
+def _of_bags(table: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, *_: Any) -> Indices:
+    yield from _of_table(table, index)
+    for place in (offsets, offsets.diff()):  # a bag begins where the one before it has ended
+        yield place, len(index) + 1, False
+
+
 def _along(tensor: torch.Tensor, dim: int, index: torch.Tensor, *_: Any) -> Indices:
     yield index, tensor.shape[dim] if tensor.dim() else 1, False
 
@@ -71,7 +77,8 @@ def _of_brackets(tensor: torch.Tensor, indices: list[torch.Tensor | None], *_: A
 
 INDEXING: dict[str, Callable[..., Indices]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _of_loss),
-    **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only"), _of_table),
+    "embedding": _of_table,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), _along),
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_fill", "index_reduce"), _along),
     **dict.fromkeys(("index", "index_put", "_unsafe_index", "_index_put_impl"), _of_brackets),
