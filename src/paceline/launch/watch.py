@@ -225,7 +225,10 @@ class Watch:
     def _fail(self, failure: Failure) -> None:
         """A worker has failed: the run fails, unless its workers go at their own pace and this is not rank 0, or unless
         it is elastic and the worker was killed."""
-        if self._least is not None and failure.kind is FailureKind.KILLED and len(self._live) >= self._least:
+        is_lost = self._least is not None and failure.kind is FailureKind.KILLED
+        if is_lost and not self._live and failure.rank != self._voice.rank and self._voice.rank in self._ended_well:
+            self._lost.append(failure)  # on its way out, after the worker that speaks for the run
+        elif is_lost and len(self._live) >= max(self._least or 0, 1):
             self._go_on_without([failure], f"Worker {failure.rank} {failure.cause}")
             if self._most is not None and self._put is not None:
                 self._put(ROOM, b"")  # a new worker has room where this one was; that of a lost host has none

@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.comm.link.members import CANNOT
 from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
 from paceline.record.schema import FailureKind
@@ -125,7 +126,9 @@ class Failures:
         if first.kind is FailureKind.CONSEQUENCE and self.left:
             return self._missed(first, steps)
         alike = (f for f in self._by_rank.values() if (f.kind, f.cause) == (first.kind, first.cause))
-        return min(alike, key=lambda failure: failure.rank)
+        found = min(alike, key=lambda failure: failure.rank)
+        said = [f.text for f in self._by_rank.values() if f.kind is FailureKind.CONSEQUENCE and CANNOT in f.text]
+        return dataclasses.replace(found, more="".join(f"\n{text}" for text in said[:1])) if said else found
 
     def _missed(self, waits: Failure, steps: int) -> Failure:
         """No worker was killed and no script raised: the cause is a peer that ended with code 0."""
