@@ -72,6 +72,7 @@ class Group:
         self.together: Any = None  # set by the stage: runs work in which a worker may fail
         self.functions: Any = None  # set by the stage: computes functions of sharded outputs on own rows
         self.guarded = 0  # > 0 in joint work in which a worker may fail: see `called_off`
+        self.redone = 0  # joint works under way that are done again, each as a whole, when a worker is lost
         self.off = False  # joint work was called off: no collective until all workers call `begin_again`
         self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices
         self.members: Members | None = None  # in an elastic run: who is left
@@ -276,6 +277,17 @@ class Group:
         with self.waiting("the check for a failed worker"):
             self._channel.agree(failed=failed)
         self.off = failed
+
+    def end_work(self) -> None:
+        """`agree` at the end of joint work whose results every worker has, whole: a worker that is lost now changes
+        none of them, and nothing is done again. In such work inside other work, that is done again."""
+        while True:
+            try:
+                return self.agree()
+            except Regrouping:
+                if self.redone:
+                    raise
+                self.regroup()
 
     def begin_again(self) -> None:
         """Every worker calls it after work was called off: afterwards collectives work again."""

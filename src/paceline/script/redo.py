@@ -13,6 +13,7 @@ be made again.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.nn.parameter import is_lazy
 
 from paceline.comm.group import Group
 from paceline.comm.link.members import lost_at
@@ -32,6 +34,10 @@ from paceline.script.slicing import crossings
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.torch_private import parameters_in
 
+MADE_AGAIN = (
+    "A worker was lost during a backward, which is made again: hooks that the script has set on tensors are called "
+    "twice in it."
+)
 _backward = torch.autograd.backward  # bound before the script's is replaced
 
 
@@ -62,6 +68,14 @@ class Unchanged:
     def copied(self, leaf: Any) -> Any:
         """An argument as it was, which the call may change: the script's own may be saved in the script's graph."""
         return self._copies[id(leaf)][1].clone() if id(leaf) in self._copies else leaf
+
+
+class Unmade:
+    """Returned for a call that is not computed in slices. Who holds which rows changes nothing in it, so it is made
+    once, by `make(args, kwargs)`, outside of what is done again when a worker is lost."""
+
+    def __init__(self, make: Callable[[Any, Any], Any]) -> None:
+        self.make = make
 
 
 class Autocast:
@@ -104,6 +118,8 @@ class Call:
     def make(self) -> Any:
         """The output. Its tensors that need gradients lead to this call, and so do those that it left in attributes."""
         output, left = self._computed(self._again)
+        if isinstance(output, Unmade):
+            return output
         if self._inner and not any(t.grad_fn is not None and t.retains_grad for t in self._inner):
             name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
             portal = crossings.named(_Portal, name) if name else _Portal
@@ -124,7 +140,12 @@ class Call:
         args, kwargs = tree.replace(self._arguments, own)
         # A call that is computed in parts goes on with the next group: the parts before are the earlier one's.
         self._generation = self._redo.group.generation
-        output = Containers((args, kwargs)).told(self._compute(self._module, args, kwargs, again))
+        made = self._compute(self._module, args, kwargs, again)
+        if isinstance(made, Unmade):
+            if again is not None:
+                return made, []
+            made = made.make(args, kwargs)
+        output = Containers((args, kwargs)).told(made)
         left = self._state.new_tensors()
         self._inner = [leaf for leaf in tree.leaves(output) if _has_graph(leaf)]
         self._inner += [attributes[name] for attributes, name in left]
@@ -132,7 +153,7 @@ class Call:
         return output, left
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor.detach() for tensor in self._inner)
+        return tuple(tensor.data for tensor in self._inner)  # no views, which could not be changed in place
 
     def back(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The backward of the call: parameters get their gradients, and the arguments' gradients are returned."""
@@ -175,6 +196,7 @@ class Redo:
         self._changing: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         # Tensors that a module uses and does not hold, found at its first call.
         self._strays: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+        self._retained: list[weakref.ref[Any]] = []  # tensors whose gradients the script has asked to keep
 
     def call(self, compute: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """`compute(module, args, kwargs, again)` makes the sliced call; `again` is to be called before it is made anew
@@ -196,6 +218,10 @@ class Redo:
         self._changing[module] = True
         changed: Any = argument
         changed._paceline_changes = getattr(changed, "_paceline_changes", 0) + 1
+
+    def note_retained(self, tensor: torch.Tensor) -> None:
+        self._retained = [ref for ref in self._retained if ref() is not None]
+        self._retained.append(weakref.ref(tensor))
 
     def meet(self, module: nn.Module, inner: list[torch.Tensor]) -> None:
         """A module was called, with these outputs."""
@@ -235,7 +261,8 @@ class Redo:
         self.retain, self.again = bool(rest.get("retain_graph") or rest.get("create_graph")), False
         if self.group.world > 1:  # else nobody is left to lose
             rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
-        strays = (found for known in self._strays.values() for ref in known if (found := ref()) is not None)
+        known = itertools.chain(self._retained, *self._strays.values())
+        strays = (found for ref in known if (found := ref()) is not None)
         found, calls = self._before_portals(losses)
         if calls and rest.get("inputs") is not None:  # a portal's own backward fills every gradient behind it
             self.refuse("a backward with inputs=")
@@ -248,6 +275,7 @@ class Redo:
             for leaf, grad, value in kept:
                 leaf.grad = grad if value is None or grad is None else grad.copy_(value)
             told()
+            self.group.pulse.notice(MADE_AGAIN)
 
         def backward(*args: Any, **kwargs: Any) -> None:
             for call in calls:
@@ -269,8 +297,11 @@ class _Portal(Function):
         return (None, None, *ctx.call.back(grads))
 
 
-def _version(tensor: torch.Tensor) -> tuple[int, int]:
-    return 0 if tensor.is_inference() else tensor._version, getattr(tensor, "_paceline_changes", 0)
+def _version(tensor: torch.Tensor) -> tuple[int, int, int]:
+    if is_lazy(tensor):
+        return -1, 0, 0
+    memory = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0  # another one: `p.data = …`
+    return 0 if tensor.is_inference() else tensor._version, getattr(tensor, "_paceline_changes", 0), memory
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.bucket import BucketTail
@@ -205,7 +206,7 @@ class Mirrored(BaseStrategy):
 
     def _meet(self, parameter: torch.Tensor, name: str = "") -> None:
         """From now on this parameter's gradient is averaged."""
-        if not parameter.is_leaf or self._known.get(parameter) is not None:
+        if is_lazy(parameter) or not parameter.is_leaf or self._known.get(parameter) is not None:
             return
         if not parameter.requires_grad:
             self._known[parameter] = None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, streams
 from paceline.script.proof.reach import Holder, Reach, get, holder_of, is_object, items, put, variables
@@ -113,7 +114,8 @@ class State:
         for m in subject.modules() if attributes else ():
             self._modules.append((vars(m), {n: _weak(v) for n, v in vars(m).items() if n not in NOT_STATE}))
             self._contents[id(m._buffers)] = m._buffers, dict(m._buffers)
-            self._numbers.update((id(b), (b, b.clone())) for b in m._buffers.values() if b is not None)
+            made = [buffer for buffer in m._buffers.values() if buffer is not None and not is_lazy(buffer)]
+            self._numbers.update((id(buffer), (buffer, buffer.clone())) for buffer in made)
         for spot in _walk([*named, *(_attributes(subject) if attributes else ())], plain=False):
             self._keep(spot.value)
             self._keep_numbers(spot.value)

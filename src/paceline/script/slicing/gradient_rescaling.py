@@ -66,6 +66,8 @@ def find(stage: Stage) -> Callable[[], None]:
 
     @functools.wraps(retain)
     def retain_grad(self: torch.Tensor) -> None:
+        if stage.views.redo is not None:
+            stage.views.redo.note_retained(self)
         if stage.views.split_of_call is not None or isinstance(self, Rows) or not retain_gathered(self):
             retain(self)
 

@@ -26,7 +26,7 @@ from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.recorder import Names
 from paceline.script.proof.surroundings import State
-from paceline.script.redo import Redo
+from paceline.script.redo import Redo, Unmade
 from paceline.script.rows import origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
@@ -137,24 +137,16 @@ class SlicedCalls:
 
         def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
             again = None if put_back is None else functools.partial(self._forget_call, put_back)
-            anew: Callable[[], AbstractContextManager[None]] = nullcontext
             try:
                 work = (self._call, plain, own, module, args, kwargs)
-                output = self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
+                return self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
             except (NotAsProven, AstrayError) as error:
-                anew = self.group.watch.checking
-                with anew():
-                    output = self._once_more(plain, (args, kwargs), str(error))
+                return self._unproven(plain, str(error))
             finally:
                 self._begun = None
-            if not isinstance(output, _Begun):
-                return output
-            with anew():
-                return self._call_parts(plain, args, kwargs, output, put_back)
 
-        if self.redo is None:
-            return compute(module, args, kwargs)
-        return self.redo.call(compute, module, args, kwargs)
+        made = compute(module, args, kwargs) if self.redo is None else self.redo.call(compute, module, args, kwargs)
+        return made.make(args, kwargs) if isinstance(made, Unmade) else made
 
     def _forget_call(self, put_back: Callable[[], None]) -> None:
         """The call was broken off, and is made again: nothing of it counts."""
@@ -170,13 +162,13 @@ class SlicedCalls:
         given = (args, kwargs)
         leaves = tree.leaves(given)
         if any(type(leaf) is torch.Tensor and leaf.is_nested for leaf in leaves):  # a sharded output is none
-            return self._call_whole(plain, module, given, None)
+            return Unmade(functools.partial(self._call_whole, plain, module, None, None))
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
         single = _rows(leaves, self._prove.batch_dim) < 2 * self.group.world
         kind = (single, self.guards.key(module, given, leaves, values=few))
         if kind not in plans and has_lazy(module):
-            return self._call_whole(plain, module, given, None)
+            return Unmade(functools.partial(self._call_whole, plain, module, None, None))
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
         is_seen = not is_compiled(module) and not is_running_compiled()
@@ -196,10 +188,8 @@ class SlicedCalls:
                     compared=compared,
                 )
                 memory.return_freed()
-        if (known is None or isinstance(known, NotSplitError)) and _has_parts(module):
-            return begun
         if not isinstance(known, SlicePlan):
-            return self._call_whole(plain, module, given, known)
+            return self._unsliced(plain, begun)
         plan, due = known, _is_due(known.calls + 1)
         plan.compiled = plan.compiled or not is_seen
         if due and plan.calls > 1 and self.group.watch.traced:
@@ -289,15 +279,26 @@ class SlicedCalls:
         elif module not in self._placed:
             raise NotAsProven("its compiled code draws random numbers in a way that Paceline does not know")
 
+    def _unsliced(self, plain: Callable[..., Any], begun: _Begun) -> Unmade:
+        """The call, which has no plan: in parts if it has any."""
+        module, why = begun.module, begun.plans[begun.kind]
+        if not isinstance(why, Unbatched) and _has_parts(module):
+            return Unmade(functools.partial(self._call_parts, plain, begun))
+        return Unmade(functools.partial(self._call_whole, plain, module, begun, why))
+
     def _call_whole(
-        self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | Unbatched | None
+        self, plain: Callable[..., Any], module: nn.Module, begun: _Begun | None, why: Any, args: Any, kwargs: Any
     ) -> Any:
         """Every worker computes the whole call, with the script's own random numbers."""
-        make_plain(given)
-        compiled.tell_devices(0, 0)
         had = _parts(module)
-        output = plain(module, *given[0], **given[1])
-        self.group.agree()
+        self._begun = begun
+        try:
+            work = (self._whole, plain, module, args, kwargs)
+            output = self._together.do(*work, tell=self._tell, undo=self._undo, once=True)
+        finally:
+            self._begun = None
+        if begun is not None and begun.again:
+            begun.plans.pop(begun.kind, None)
         if self._has_made_parts(module, had):
             return output
         if isinstance(why, Unbatched):
@@ -306,12 +307,19 @@ class SlicedCalls:
             self._tell_why(module, why, "every worker computes it whole")
         return output
 
-    def _call_parts(self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun, again: Any) -> Any:
+    def _whole(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        make_plain((args, kwargs))
+        compiled.tell_devices(0, 0)
+        output = plain(module, *args, **kwargs)
+        self.group.end_work()
+        return output
+
+    def _call_parts(self, plain: Callable[..., Any], begun: _Begun, args: Any, kwargs: Any) -> Any:
         """Computes the modules that this one calls in slices, as if its forward were lines of the script, which every
         worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
         module, why, had = begun.module, begun.plans[begun.kind], _parts(begun.module)
         try:
-            output = self._together.do(self._in_parts, plain, module, args, kwargs, again=again, in_parts=True)
+            output = self._together.do(self._in_parts, plain, module, args, kwargs, once=True)
         except Exception:
             begun.forget()
             raise
@@ -326,7 +334,7 @@ class SlicedCalls:
     def _in_parts(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         with self._as_script():
             output = plain(module, *args, **kwargs)
-        self.group.agree()
+        self.group.end_work()
         return output
 
     def _has_made_parts(self, module: nn.Module, had: list[int]) -> bool:
@@ -439,9 +447,9 @@ class SlicedCalls:
                     return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
         return True
 
-    def _once_more(self, plain: Callable[..., Any], given: Any, why: str) -> Any:
-        """A call did not go as proven: what it did is undone, and it is computed anew, not in slices. The next call of
-        its kind is proven anew, on all rows."""
+    def _unproven(self, plain: Callable[..., Any], why: str) -> Unmade:
+        """A call did not go as proven: what it did is undone, and it is made anew, not in slices. The next call of its
+        kind is proven anew, on all rows."""
         begun = self._begun
         assert begun is not None
         name = type(uncompiled(begun.module)).__name__
@@ -460,9 +468,13 @@ class SlicedCalls:
         begun.plans[begun.kind] = refused
         begun.again = self._failures.get(at, 0) < FAILURES
         begun.before = None if begun.again else refused
-        if _has_parts(begun.module):
-            return begun
-        return self._together.do(self._call_whole, plain, begun.module, given, refused)
+        unsliced = self._unsliced(plain, begun)
+
+        def make(args: Any, kwargs: Any) -> Any:
+            with self.group.watch.checking():
+                return unsliced.make(args, kwargs)
+
+        return Unmade(make)
 
     def _join(self, output: Any, plan: SlicePlan, split: Split, given: list[Any]) -> Any:
         pieces = tree.leaves(output)

@@ -50,7 +50,6 @@ class Together:
         self.group = group
         self._warned = False
         self._shared: Exception | None = None  # raised in joint work that is part of other joint work
-        self._deep = 0  # joint works under way that are done again as a whole
 
     def do(
         self,
@@ -59,25 +58,25 @@ class Together:
         tell: Callable[[], list[Any]] = list,
         undo: Callable[[int, list[Any]], None] | None = None,
         again: Callable[[], None] | None = None,
-        in_parts: bool = False,
+        once: bool = False,
     ) -> Any:
         """Runs `work(*args)`. If it raises on any worker, each worker that failed calls `tell`, all workers call `undo`
         with the lowest rank that failed and its `tell`, and all raise its exception. `undo` may use collectives.
 
         If a worker is lost and the run goes on without it, the others call `again`, which must leave the state before
         the work, and do the work anew. Joint work inside other joint work leaves that to the outer one, unless that is
-        done `in_parts`: each of its parts can be done again alone."""
+        done `once`: each of its parts is done again alone."""
         while True:
-            self._deep += not in_parts
+            self.group.redone += not once
             try:
                 return self._do(work, args, tell, undo)
             except Regrouping:
-                if self._deep > (not in_parts):
+                if self.group.redone > (not once):
                     raise
                 if again is None:
                     raise self.group.ending.carry(lost_at("joint work")) from None
             finally:
-                self._deep -= not in_parts
+                self.group.redone -= not once
             self.group.regroup()
             again()
 
