@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -29,6 +30,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Processes that a test starts run in folders of their own.
 if typed := os.environ.get("PYTHONPATH"):
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in typed.split(os.pathsep))
+
+# A job that a shell has put into the background ignores Ctrl-C, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Importing tests and torch makes a million objects and almost no garbage: see `pytest_collection_finish`.
 gc.disable()

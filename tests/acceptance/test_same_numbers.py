@@ -20,7 +20,7 @@ from corpus import FOLDER, Script, difference, scripts, shape
 from plain import PlainPython
 
 from paceline import errors
-from paceline.comm.link.members import CANNOT
+from paceline.comm.link.messages import CANNOT
 from paceline.launch import Output, Zygote, launch
 from paceline.record import read_run
 from paceline.record.schema import Outcome

@@ -23,7 +23,6 @@ from paceline.comm.link import messages as say
 from paceline.comm.link.client import LinkSocket, LinkStore
 from paceline.errors import PeerLostError
 
-CANNOT = "which the others cannot do again without it"
 _NAPS = (0.001, 0.02)  # seconds between two looks for what others have told: the first, and the longest
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -157,4 +156,4 @@ def end_given_up() -> NoReturn:
 
 def lost_at(what: str) -> PeerLostError:
     """A worker is lost where an elastic run cannot go on without it."""
-    return PeerLostError(f"A worker was lost during {what}, {CANNOT}.")
+    return PeerLostError(f"A worker was lost during {what}, {say.CANNOT}.")

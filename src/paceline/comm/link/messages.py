@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+CANNOT = "which the others cannot do again without it"  # said where a worker is lost and the run must end
+
 
 class Set(msgspec.Struct, tag=True, frozen=True):
     """Store this value, and the descriptors that come with the message."""

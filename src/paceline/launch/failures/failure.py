@@ -13,7 +13,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.comm.link.members import CANNOT
+from paceline.comm.link.messages import CANNOT
 from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
 from paceline.record.schema import FailureKind
