@@ -252,9 +252,9 @@ class Inductor:
 
 
 def compile_weight_gradients_as_cudnn() -> None:
-    """For torch.compile, lays the gradient of a convolution's weight out as cuDNN does: by the input and the gradient
-    of the output. Torch's fake kernel goes by the input and the weight. They part where a map has one pixel, whose
-    strides are ambiguous (the last layers of a ResNet on 32×32 in channels_last): an assertion then ends the run."""
+    """For torch.compile, lays the gradient of a convolution's weight out as cuDNN does: by the input alone. Torch's fake
+    kernel goes by the input and the weight. They part where a map has one pixel, whose strides are ambiguous (the last
+    layers of a ResNet on 32×32 in channels_last): an assertion then ends the run."""
     from torch._prims_common import suggest_memory_format
     from torch._subclasses.fake_impls import op_implementations_dict as kernels
 
@@ -269,10 +269,10 @@ def compile_weight_gradients_as_cudnn() -> None:
 
     def convolution_backward(mode: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
         found = plain(mode, func, *args, **kwargs)
-        grad_output, given, weight = args[0], args[1], found[1]
+        given, weight = args[1], found[1]
         if weight is None or given.dim() != 4 or given.device.type != "cuda" or not is_channels_last(weight):
             return found
-        if any(is_channels_last(one.contiguous(memory_format=torch.channels_last)) for one in (given, grad_output)):
+        if is_channels_last(given.contiguous(memory_format=torch.channels_last)):
             return found
         with mode:
             contiguous = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
