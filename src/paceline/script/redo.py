@@ -140,12 +140,13 @@ class Call:
         args, kwargs = tree.replace(self._arguments, own)
         # A call that is computed in parts goes on with the next group: the parts before are the earlier one's.
         self._generation = self._redo.group.generation
+        containers = Containers((args, kwargs))
         made = self._compute(self._module, args, kwargs, again)
         if isinstance(made, Unmade):
             if again is not None:
                 return made, []
             made = made.make(args, kwargs)
-        output = Containers((args, kwargs)).told(made)
+        output = containers.told(made)
         left = self._state.new_tensors()
         self._inner = [leaf for leaf in tree.leaves(output) if _has_graph(leaf)]
         self._inner += [attributes[name] for attributes, name in left]
