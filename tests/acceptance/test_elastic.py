@@ -188,7 +188,7 @@ def test_a_worker_killed_at_a_random_moment(tmp_path: Path, undisturbed: str, se
     assert "".join(printed) == undisturbed
 
 
-# Calls that are computed in parts, that change their argument and that count in an object.
+# Calls that are computed in parts, change their argument, count in an object, write into a dictionary.
 ODD = """
 import itertools, os, signal
 import torch
@@ -223,11 +223,23 @@ class Counts(nn.Module):
         h = self.a(x) / next(self.calls)
         here("counted")
         return h + self.noise
-models = [Parts(), InPlace(), Counts()]
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(5, 3)
+    def forward(self, batch):
+        batch["h"] = self.a(batch["x"])
+        here("written")
+def written(x):
+    batch = {{"x": x}}
+    writes(batch)
+    return batch["h"]
+writes = Writes()
+models = [Parts(), InPlace(), Counts(), writes]
 optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.3)
 for step in range(5):
     x = torch.randn(9, 5)
-    loss = sum(((model(given) - given[:, :3]) ** 2).mean() for model in models for given in [x.clone()])
+    loss = sum(((model(given) - given[:, :3]) ** 2).mean() for model in [*models[:3], written] for given in [x.clone()])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -243,7 +255,8 @@ def oddly(plain: PlainPython, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("place", "times"), [("between parts", 3), ("backward", 1), ("counted", 3), ("before the change", 3)]
+    ("place", "times"),
+    [("between parts", 3), ("backward", 1), ("counted", 3), ("before the change", 3), ("written", 3)],
 )
 def test_a_call_that_changes_things_is_made_again_from_what_it_got(
     typist: Typist, tmp_path: Path, oddly: str, place: str, times: int
