@@ -251,9 +251,9 @@ class Inductor:
 
 
 def compile_weight_gradients_as_cudnn() -> None:
-    """For torch.compile, lays the gradient of a convolution's weight out as cuDNN does: by the input alone. Torch's fake
-    kernel goes by the input and the weight. They part where a map has one pixel, whose strides are ambiguous (the last
-    layers of a ResNet on 32×32 in channels_last): an assertion then ends the run."""
+    """For torch.compile, lays the gradient of a convolution's weight out as cuDNN does: by the input alone. Torch's
+    fake kernel goes by the input and the weight. They part where a map has one pixel, whose strides are ambiguous (the
+    last layers of a ResNet on 32×32 in channels_last): an assertion then ends the run."""
     from torch._prims_common import suggest_memory_format
     from torch._subclasses.fake_impls import op_implementations_dict as kernels
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,20 @@ def test_an_open_file_is_written_on(layer: Overlay, tmp_path: Path, mode: str) -
         assert path.read_text() == "before\n"
         file.write("after\n")
     assert path.read_text() == "before\nafter\n"
+
+
+@pytest.mark.parametrize("layer", ["same file system"], indirect=True)
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_an_open_database_is_written_on(layer: Overlay, tmp_path: Path, journal: str) -> None:
+    """In the middle of a transaction."""
+    path = tmp_path / "work" / "metrics.db"
+    database = sqlite3.connect(layer.changed(str(path), "a"))
+    database.execute(f"pragma journal_mode={journal}")
+    database.execute("create table metrics (step integer primary key)")
+    database.execute("insert into metrics values (1)")
+    takeover.make_real(layer)
+    database.execute("insert into metrics values (2)")
+    database.commit()
+    database.close()
+    with contextlib.closing(sqlite3.connect(path)) as found:
+        assert found.execute("select step from metrics").fetchall() == [(1,), (2,)]

@@ -1,22 +1,26 @@
 """A worker takes over the files of rank 0, which is lost (elastic runs): what it wrote to its own layer becomes real.
 
 All workers run the same lines, so the layer holds what rank 0 had written, or was about to write. A file that is open
-stays open: it is moved, not copied, or, from another file system, its descriptor is led to the copy.
+stays open: it is moved, not copied, or, from another file system, its descriptor is led to the copy. SQLite refuses to
+write to a database that is no longer at its path, so a link stays there, and what SQLite keeps beside an open database.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 
 from paceline.script.output.overlay import Overlay
+
+OF_SQLITE = ("-journal", "-wal", "-shm")  # after the database's name
 
 
 def make_real(layer: Overlay) -> None:
     """Moves the layer's files to where the script sees them, and removes what the script has removed. Called with the
     real files in reach: see `real_files`."""
+    beside = {path + end for path in _opened().values() for end in OF_SQLITE}
     for full in sorted(layer.gone):
         if not os.path.lexists(layer.own(full)):
             _remove(full)
@@ -25,7 +29,9 @@ def make_real(layer: Overlay) -> None:
         os.makedirs(real, exist_ok=True)
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         for name in (*names, *links):
-            _move(os.path.join(folder, name), os.path.join(real, name))
+            own = os.path.join(folder, name)
+            if own not in beside:
+                _move(own, os.path.join(real, name))
 
 
 def _remove(path: str) -> None:
@@ -39,7 +45,7 @@ def _move(own: str, real: str) -> None:
     try:
         os.replace(own, real)
     except OSError:  # another file system
-        opened = list(_descriptors_of(own))
+        opened = [descriptor for descriptor, path in _opened().items() if path == own]
         part = f"{real}.paceline"
         shutil.copy2(own, part, follow_symlinks=False)
         os.replace(part, real)
@@ -49,13 +55,15 @@ def _move(own: str, real: str) -> None:
             os.lseek(copy, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(copy, descriptor, inheritable=False)
             os.close(copy)
+        os.unlink(own)
+    with contextlib.suppress(OSError):  # a disk without links
+        os.symlink(real, own)
 
 
-def _descriptors_of(path: str) -> Iterator[int]:
-    """This process's descriptors of a file."""
+def _opened() -> dict[int, str]:
+    """The paths of this process's open files, by descriptor."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") == path:
-                yield int(name)
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
