@@ -108,3 +108,19 @@ def test_worker_0_is_killed_when_the_others_have_come_to_the_end(play: Play, tmp
     else:
         assert launched.outcome.exit_code == 0
         assert (tmp_path / "end.txt").read_text() == "whole"
+
+
+ASKS = """
+import os, signal, sys, torch
+from paceline.settings import of_this_process
+if of_this_process().rank == 0:
+    os.read = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+print(sys.stdin.readlines(), sys.stdin.read(), torch.nn.Linear(4, 1)(torch.ones(8, 4)).shape, flush=True)
+"""
+
+
+def test_input_ends_with_worker_0(play: Play) -> None:
+    """It is killed while it reads; the others do not wait for ever for what it would have read."""
+    launched = play(ASKS, workers=3, elastic=1)
+    assert launched.outcome.exit_code == 0, launched.outcome.message
+    assert launched.output() == "[]  torch.Size([8, 1])\n"

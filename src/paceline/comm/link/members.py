@@ -61,6 +61,11 @@ class Members:
         if self._has(say.left_key(self.generation + 1)):
             raise Regrouping
 
+    def look_at_first(self) -> None:
+        """The same of the first member."""
+        if self.ranks[0] not in self._left():
+            raise Regrouping
+
     def look_after_thaw(self) -> None:
         """Ends this process if the others have gone on without it, or if nobody answers. For a signal handler on the
         script's thread."""

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.comm.called_off import Regrouping
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 
@@ -83,7 +84,8 @@ class OwnInput(io.RawIOBase):
 
 
 class SharedInput(OwnInput):
-    """Rank 0 reads and passes on each chunk; the other workers wait for it, as long as rank 0 waits for its user."""
+    """Rank 0 reads and passes on each chunk; the other workers wait for it, as long as rank 0 waits for its user. In an
+    elastic run the input ends with rank 0."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group.pulse)
@@ -97,7 +99,19 @@ class SharedInput(OwnInput):
             chunk = super()._next(most)
             self._store.set(key, chunk)
             return chunk
-        chunk = bytes(self._store.get(key))  # no collective: a person may take longer than a stalled worker may
+        chunk = self._told(key)  # no collective: a person may take longer than a stalled worker may
         if self._store.add(f"{key} taken", 1) == self._group.world - 1:
             self._store.delete_key(key)
         return chunk
+
+    def _told(self, key: str) -> bytes:
+        members, link = self._group.members, getattr(self._store, "link", None)
+        if members is None or link is None:
+            return bytes(self._store.get(key))
+        link.while_waiting = members.look_at_first
+        try:
+            return bytes(self._store.get(key))
+        except Regrouping:
+            return bytes(self._store.compare_set(key, b"", b""))  # or what it could still tell
+        finally:
+            link.while_waiting = None
