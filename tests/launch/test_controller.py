@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from launched import Launched
 from test_cluster import boot_of
@@ -20,6 +23,7 @@ from paceline.launch.cluster.remote import Agents
 from paceline.record import read_run, read_steps
 from paceline.settings import RunSettings
 
+SOURCE = Path(__file__).parents[2] / "src"
 SCRIPT = """
 import sys, torch
 from torch import nn
@@ -105,6 +109,31 @@ def test_an_agent_whose_controller_is_silent_says_so(
     started.kill()
     agents.close()
     assert "it heard nothing of the host where the run was started" in capsys.readouterr().err
+
+
+WRITES = """
+import itertools, os, threading, torch
+from paceline.settings import of_this_process
+write = os.open  # bound here: the real one
+print("begun", flush=True)
+for number in itertools.count():
+    os.close(write(f"{of_this_process().record}/{number}", os.O_CREAT | os.O_WRONLY))
+"""
+
+
+def test_an_agent_whose_controller_is_killed_leaves_nothing(folder: Path) -> None:
+    """Though its workers write to their part of the record until their end."""
+    (folder / "train.py").write_text(WRITES)
+    (folder / "tmp").mkdir()
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", "localhost:1", "--quiet", "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "TMPDIR": str(folder / "tmp")}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == "begun\n"
+        agents = psutil.Process(controller.pid).children(recursive=True)
+        controller.kill()
+        psutil.wait_procs(agents, timeout=60)
+    assert not list((folder / "tmp").glob("pl-*"))
 
 
 def test_a_failure_comes_home_with_its_lines(zygote: Zygote, folder: Path) -> None:

@@ -64,7 +64,7 @@ class Agent:
 
     def serve(self, stack: contextlib.ExitStack) -> None:
         """Until the run is over. `stack` is closed afterwards."""
-        stack.callback(self._destroy)
+        stack.callback(self._close_listeners)
         if self._is_ready:
             self._line.send(wire.Ready())
         while True:
@@ -135,6 +135,7 @@ class Agent:
             pipes=pipes,
         )
         stack.callback(self._host.close)
+        stack.callback(self._end_workers)  # first of all: they write to the folder that goes, too
         self._orders = self._place(begin, record, channel)
         spawn = messages.Spawn(self._orders, self._boot.folder, scratch, len(speakers))
         try:
@@ -209,9 +210,8 @@ class Agent:
             for grown in self._homing.grown():
                 self._line.send(grown)
 
-    def _destroy(self) -> None:
+    def _end_workers(self) -> None:
         """Nothing of the run is left on this host, whatever has happened."""
-        self._close_listeners()
         if self._host is not None and not self._host.swept:
             self._host.destroy()
 
