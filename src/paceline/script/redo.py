@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.proof.surroundings import State, put_numbers
+from paceline.script.rows import origins
 from paceline.script.slicing import crossings
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.torch_private import parameters_in
@@ -123,7 +124,9 @@ class Call:
         if self._inner and not any(t.grad_fn is not None and t.retains_grad for t in self._inner):
             name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
             portal = crossings.named(_Portal, name) if name else _Portal
-            shown = iter(portal.apply(self, torch.empty(0, device="cpu", requires_grad=True), *self.given))
+            made = portal.apply(self, torch.empty(0, device="cpu", requires_grad=True), *self.given)
+            origins.show_apart(made, self._inner, "with --elastic")
+            shown = iter(made)
             output = tree.replace(output, lambda leaf: next(shown) if _has_graph(leaf) else leaf)
             for attributes, place in left:
                 attributes[place] = next(shown)
@@ -239,7 +242,7 @@ class Redo:
         """What gets a gradient in the script's own graph, and the calls behind its portals. A tensor that left a model
         past its outputs (a hook has kept it) leads into the model's graph instead of to the portal."""
         leaves, calls = [], []
-        for node in _nodes(losses):
+        for node in origins.nodes_behind(loss.grad_fn for loss in losses):
             leaf = getattr(node, "variable", None)
             if crossings.is_crossing(node) or hasattr(leaf, "_paceline_lent"):
                 self.refuse("a backward through a tensor that left a model past its outputs")
@@ -309,21 +312,10 @@ def _is_plain(leaf: torch.Tensor) -> bool:
     return leaf.layout is torch.strided and not leaf.requires_grad
 
 
-def _nodes(tensors: list[torch.Tensor]) -> Iterator[Any]:
-    """The nodes of the graph behind these tensors."""
-    seen: set[Any] = set()
-    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            todo += [behind for behind, _ in node.next_functions]
-
-
 def leaves_behind(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves that get gradients in a backward of these tensors."""
-    return [node.variable for node in _nodes(tensors) if hasattr(node, "variable")]
+    nodes = origins.nodes_behind(tensor.grad_fn for tensor in tensors)
+    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 def _has_graph(leaf: Any) -> bool:

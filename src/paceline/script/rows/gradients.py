@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from paceline.script.rows.layout import Layout
-from paceline.script.rows.origins import origin
+from paceline.script.rows.origins import origin, require_all_gradient
 from paceline.script.rows.tensor import KNOWN, Rows, make_plain
 
 KEY = "paceline: listeners"  # in the metadata of the node that made own rows
@@ -158,6 +158,13 @@ def retains_nothing(f: Callable[..., Any], args: Any, kwargs: Any) -> bool:
 
 def no_gradient(f: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """`output.grad` without `retain_grad`."""
+
+
+def require_all(asked: Iterable[Any]) -> None:
+    """ScriptError if the script asks for a gradient of an output of which a part would be missing."""
+    for tensor in asked:
+        if isinstance(tensor, torch.Tensor):
+            require_all_gradient(tensor.local if isinstance(tensor, Rows) else tensor)
 
 
 def own_of(tensor: torch.Tensor) -> torch.Tensor | GradientEdge:

@@ -47,7 +47,7 @@ from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
-from paceline.script.rows.gradients import kept_in, own_of, whole_of
+from paceline.script.rows.gradients import kept_in, own_of, require_all, whole_of
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams import membership
 from paceline.script.seams.split_count import SplitCount
@@ -219,9 +219,10 @@ class Stage:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         make_plain(losses)
-        if self.rows.world > 1 and rest.get("inputs") is not None:
-            named = rest["inputs"]
-            rest = rest | {"inputs": [kept_in(t) for t in ([named] if isinstance(named, torch.Tensor) else named)]}
+        if (named := rest.get("inputs")) is not None:
+            named = [named] if isinstance(named, torch.Tensor) else list(named)
+            require_all(named)
+            rest = rest | {"inputs": list(map(kept_in, named)) if self.rows.world > 1 else named}
         crossed = self.rows.crossed
         plain = self.around("around_backward", plain)
         self.ending.check()
@@ -293,6 +294,7 @@ class Stage:
     def gradients(self, plain: Callable[..., Any], outputs: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
         """An outermost `torch.autograd.grad`. Only with several workers."""
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        require_all(asked)
         if self.backward_depth and not self.strategy.whole_models:
             plain = functools.partial(self._inside_backward, plain)
         if self.rows.world == 1:

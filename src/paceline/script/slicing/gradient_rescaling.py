@@ -26,7 +26,7 @@ from torch.autograd import Function
 from paceline.script import memory
 from paceline.script.patches import all_of, patch
 from paceline.script.proof.recorder import mark
-from paceline.script.rows.gradients import hook_gathered, retain_gathered, retains_gathered
+from paceline.script.rows.gradients import hook_gathered, require_all, retain_gathered, retains_gathered
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.backward_hooks import is_the_scripts
@@ -58,6 +58,8 @@ def find(stage: Stage) -> Callable[[], None]:
         split = stage.views.split_of_call
         if is_the_scripts(hook):
             mark("a hook on a tensor")
+            if split is None:
+                require_all([self])
         if split is None and not isinstance(self, Rows):
             return hook_gathered(self, hook) or register(self, hook)
         if split is None or self.is_leaf or not is_the_scripts(hook):
@@ -68,6 +70,8 @@ def find(stage: Stage) -> Callable[[], None]:
     def retain_grad(self: torch.Tensor) -> None:
         if stage.views.redo is not None:
             stage.views.redo.note_retained(self)
+        if stage.views.split_of_call is None:
+            require_all([self])
         if stage.views.split_of_call is not None or isinstance(self, Rows) or not retain_gathered(self):
             retain(self)
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.script import tree
-from paceline.script.rows.tensor import Rows
 from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.script.slicing.graphs import GraphCuts
 
@@ -92,7 +91,9 @@ def can_be_cut(leaf: Any) -> bool:
 def knows_more(leaf: Any) -> bool:
     """Whether an argument is a library's tensor with attributes that its class keeps up with its numbers (names of
     patients, transforms that were applied). They would be those of a slice."""
-    if not isinstance(leaf, torch.Tensor) or type(leaf) is torch.Tensor or isinstance(leaf, (Rows, nn.Parameter)):
+    if not isinstance(leaf, torch.Tensor) or type(leaf) is torch.Tensor or isinstance(leaf, nn.Parameter):
+        return False
+    if type(leaf).__module__.startswith("paceline."):
         return False
     own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(leaf), torch.Tensor))
     return own not in (None, plain) and bool(vars(leaf))

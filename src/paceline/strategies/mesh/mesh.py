@@ -27,8 +27,10 @@ from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import UsageError
 from paceline.script import chance, tree
 from paceline.script.patches import patch
+from paceline.script.rows.origins import show_apart
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
+from paceline.script.slicing.ways import knows_more
 from paceline.strategies.mesh import entering, functions, lent, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
@@ -202,6 +204,12 @@ class Mesh(PartGradients):
 
     def _with_plain_outputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if (known := next(filter(knows_more, tree.leaves((args, kwargs))), None)) is not None:
+                raise ScriptError(
+                    f"The model gets a {type(known).__name__}, which knows more of its rows than their numbers, and under "
+                    "--strategy mesh its outputs are plain tensors.",
+                    advice="Give the model plain tensors, or choose another strategy: --strategy mirrored",
+                )
             output = plain(module, *args, **kwargs)
             if not any(isinstance(leaf, KINDS) for leaf in tree.leaves(output)):
                 return output
@@ -212,7 +220,12 @@ class Mesh(PartGradients):
             # An object among the arguments that the call has filled and returns is the script's own, too.
             given = [v for v in (*args, *kwargs.values()) if not isinstance(v, torch.Tensor)]
             filled = {id(value): value for value in given if tree.attributes(value) is not None}
-            return tree.replace(output, self._outside, self._kept(output) | filled)
+            shown = tree.replace(output, self._outside, self._kept(output) | filled)
+            pairs = zip(tree.leaves(output), tree.leaves(shown), strict=True)
+            apart = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and a.grad_fn is not None]
+            given = [None if a is b else b.part if isinstance(b, SplitOutput) else b for a, b in apart]
+            show_apart(given, [a for a, _ in apart], "under --strategy mesh")
+            return shown
 
         return call
 

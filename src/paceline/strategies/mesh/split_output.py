@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ScriptError
 from paceline.script import memory, tree
+from paceline.script.rows.origins import pass_note
 from paceline.strategies.mesh import class_losses
 from paceline.strategies.mesh.model_axis import whole_of
 from paceline.strategies.mesh.sharded_parameter import shard_dim
@@ -129,6 +130,7 @@ def _become_plain(output: SplitOutput) -> None:
     graph = any(member.requires_grad for member in alive)
     with torch.inference_mode(not graph and torch.is_inference_mode_enabled()), torch.set_grad_enabled(graph):
         base = whole_of(first.part)
+        pass_note(first.part, base)
         wholes = [_replayed(member, base) for member in alive]
     for member, whole in zip(alive, wholes, strict=True):
         member.__class__, whole.__class__ = torch.Tensor, SplitOutput  # type: ignore[assignment]

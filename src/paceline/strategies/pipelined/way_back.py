@@ -18,6 +18,7 @@ from torch.autograd import Function
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import tree
+from paceline.script.rows.origins import note_apart
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
 from paceline.strategies.pipelined.failure import Failure
@@ -70,6 +71,9 @@ class WayBack:
         """The call's output, with its graph."""
         function = crossings.named(_Pipelined, self.done.name) if self.done.name else _Pipelined
         whole = function.apply(self, *(self.leaves[n] for n in self.inputs), *self.model.parameters)
+        apart = [tensor for tensor in whole if tensor.requires_grad]
+        for tensor in apart if len(apart) > 1 else ():
+            note_apart(tensor, lambda: True, "under --strategy pipeline")
         new = dict(zip(map(id, self.done.tensors), whole, strict=True))
         return tree.replace(self.done.output, lambda leaf: new.get(id(leaf), leaf))
 
