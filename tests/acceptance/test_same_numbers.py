@@ -38,6 +38,7 @@ MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "mesh(data=2,model=2)", "pipeli
 EVERY = 12  # of the scripts
 # Scripts of the default run under other strategies; they must not be refused, unless their headers say so.
 NAMED = {
+    "central": ("sparse_adam",),
     "sharded": ("hooks_at_first_call", "autograd_grad", "last_update_in_function", "factor_by_length"),
     "mesh(data=2,model=2)": ("clip_value", "dropout_everywhere", "micro_batches_by_hand"),
     "pipeline(stages=2)": ("inference_mode", "pruning"),

@@ -71,9 +71,10 @@ class CentralStorage(Zero1):
             self.group.agree()  # all workers have copied the results of the step before
         with torch.no_grad():
             for parameter in own:
-                copy = self._copies[parameter]
+                copy, grad = self._copies[parameter], parameter.grad
+                assert grad is not None
                 copy.copy_(parameter)  # the script may have changed it
-                copy.grad = torch.empty_like(copy).copy_(parameter.grad)  # type: ignore[arg-type]
+                copy.grad = torch.empty_like(copy).copy_(grad) if grad.layout is torch.strided else grad.to(copy.device)
         mine = {id(parameter) for parameter in own}
         lists = [group["params"] for group in optimizer.param_groups]
         self._rename_state(optimizer, own, to_copies=True)
