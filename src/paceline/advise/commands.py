@@ -56,9 +56,9 @@ def complete(finding: Finding, run: Run | None, facts: Facts | None = None) -> F
     not advised: the finding says why."""
     if finding.mod and facts is not None and (why := why_idle(finding.mod, facts)):
         able = [mod for mod in finding.others if not why_idle(mod, facts)]
-        finding.mod, finding.others = (able[0], able[1:]) if able else ("", [])
         if not able:
-            finding.advice = f"By hand, in the script: {why}"
+            finding.advice = f"In the script, by hand: what --mod {finding.mod} does. The mod itself cannot act: {why}"
+        finding.mod, finding.others = (able[0], able[1:]) if able else ("", [])
     if run is None:
         return finding
     rest, typed, after = to_type(run, finding.mod, finding.advice)

@@ -25,7 +25,7 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.record import Step, read_run, read_steps
 from paceline.record.inside import Folder
-from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.phases import AT_SEAMS, EVALUATION, PHASES
 from paceline.record.private import write_file
 from paceline.record.settling import settle
 from paceline.tables.delays import Columns, Delay, delays
@@ -56,7 +56,7 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     low: float = 0.0  # samples/s of the slowest block …
     high: float = 0.0  # … and of the fastest
     step: dict[str, float] = {}  # `total`, which is `step_time`; its phases, which add up to it; `evaluation` beside it
-    split: bool = False  # whether the phases at seams were measured; if not, their zeros mean nothing
+    split: bool = False  # whether the phases at seams were measured; if not, their zeros mean nothing: see `measured`
     check: float = 0.0  # Paceline's own checks per step, beside it
     spread: float | None = None  # share of a step by which the slowest worker is behind the others; None: one worker
     slowest: Delay | None = None  # it is worth a look only if `slowest.slow`
@@ -64,6 +64,11 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     last_loss: float | None = None
     curve: list[float] = []  # losses of the first worker: means of at most CURVE stretches of steps
     memory: int = 0  # peak bytes of the worker with the highest peak
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """`step`, with None for phases that were not measured."""
+        return {part: None if part in AT_SEAMS and not self.split else took for part, took in self.step.items()}
 
 
 def figures(by_rank: Mapping[int, Columns]) -> Figures:

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from paceline.record.phases import AT_SEAMS
 from paceline.tables.figures import Figures
 from paceline.units import percent, seconds
 
@@ -39,7 +38,7 @@ def figures_document(figures: Figures) -> dict[str, Any]:
         "warm_up": figures.warm_up,
         "step_time": figures.step_time,
         "samples_per_s": figures.samples_per_s,
-        "step": {part: None if part in AT_SEAMS and not figures.split else took for part, took in figures.step.items()},
+        "step": figures.measured,
         "check": figures.check,
         "spread": figures.spread,
         "slowest": {"rank": 0, "behind": 0.0} if slowest is None else msgspec.to_builtins(slowest),
