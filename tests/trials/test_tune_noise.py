@@ -48,6 +48,8 @@ def test_over_200_noisy_machines_no_gain_is_claimed_outside_its_interval():
         if told.known is Known.NOT_TRIED:
             assert Reason.NOT_TRIED in codes
             assert "not tried, because the budget ended" in told.sentence
+        for row in verdict.mods:
+            assert row.gain is None or row.after / row.before == pytest.approx(row.gain), "a row's figures agree"
         if verdict.final.mods:
             claims += 1
             true = truth(frozenset(verdict.final.mods)) / truth(frozenset())

@@ -39,7 +39,7 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     if verdict.warning:
         console.print(verdict.warning, style="yellow", soft_wrap=True)
     if verdict.unfinished:
-        console.print("The budget ended before the search for the knee was complete.", style="yellow")
+        console.print("The budget ended before more rounds could confirm the knee.", style="yellow")
 
 
 def batch_table(verdict: Verdict) -> Table:

@@ -38,8 +38,9 @@ class Problem(StrEnum):
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One mod. `before`: samples/s of the set that the mod was tried on; `after`: with the mod; `gain`: their ratio.
-    All three are None if the trial failed. `loss_difference` is None if there was no loss."""
+    """One mod. `before`: samples/s of the set that the mod was tried on, beside the trials with the mod; `after`: with
+    the mod; `gain`: their ratio. All three are None if the trial failed. `loss_difference` is None if there was no
+    loss."""
 
     mod: str
     before: float | None = None
@@ -50,6 +51,10 @@ class Row(msgspec.Struct, kw_only=True):
     code: Reason = Reason.NOT_TRIED
     reason: str = "not tried"  # `code` in words
     on: list[str] = []  # the mods that it was tried with
+
+    def compare(self, after: float, gain: float) -> None:
+        """`gain` is that of pairs of trials, made one after the other: the machine's speed may have changed since."""
+        self.before, self.after, self.gain = after / gain, after, gain
 
     def settle(self, code: Reason, reason: str) -> None:
         """Sets whether the mod is kept, and why."""
