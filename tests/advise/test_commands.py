@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.advise.commands import complete
+from paceline.advise.commands import complete, to_type
 from paceline.advise.finding import Finding
 from paceline.launch import Zygote, launch
 from paceline.mods.prospects import AUTOCAST, COMPILED, NO_CONVOLUTION, NO_LOADER, no_fused, why_idle
@@ -90,6 +90,18 @@ def test_a_mod_that_the_script_refuses_is_not_advised():
     assert made.advice == f"In the script, by hand: what --mod batch=x2 does. The mod itself cannot act: {NO_LOADER}"
     made = complete(finding("loader=4", advice, others=["loader=fast", "tf32"]), RUN, without)
     assert (made.mod, made.others) == ("tf32", [])
+
+
+def test_a_script_that_distributes_itself_keeps_its_launcher_and_gets_no_mods():
+    """`paceline profile -n 2 train_ddp.py` was advised without --as torchrun, and mods that --as refuses."""
+    own = Run(
+        paceline="0", verb="profile", script="ddp.py", arguments=[], settings={"workers": 2, "launch_as": "torchrun"}
+    )
+    made = complete(finding("fused_optimizer", "paceline run --mod fused_optimizer …"), own)
+    assert (made.mod, made.command) == ("", "")
+    assert made.advice.endswith("The mod itself cannot act: the script distributes itself.")
+    assert complete(finding("threads=1"), own).command == "paceline run -n 2 --as torchrun --mod threads=1 ddp.py"
+    assert to_type(own, "", "Save less often.")[1] == "paceline profile -n 2 --as torchrun ddp.py"
 
 
 def test_the_facts_of_a_run_say_what_cannot_act(zygote: Zygote, tmp_path: Path):

@@ -69,7 +69,7 @@ def verdict(
         return RunVerdict(sentence=f"In progress, {made} so far. {said}")
     if outcome is None or outcome.interrupted:
         said = f"Stopped after {made}. {said}".strip()
-    typed, about = _next(run, finding)
+    typed, about = _next(run, finding, said)
     return RunVerdict(sentence=said, command=typed, about=about)
 
 
@@ -79,7 +79,7 @@ def _sentences(run: Run, figures: Figures, first: Columns | None, title: str) ->
         return [f"{workers}: no optimizer step was recorded."]
     if first is None or figures.counted < FEWEST:
         few = f"{count(figures.counted, 'step')} after warm-up, too few to say where the time goes"
-        return [f"{workers}: {title[:1].lower()}{title[1:]}." if title else f"{workers}: {few}."]
+        return [f"{workers}: {_lower(title)}." if title else f"{workers}: {few}."]
     said = []
     late = figures.slowest
     if late is not None and late.slow:
@@ -198,6 +198,10 @@ def _change(change: Change, batch: int, phase: str) -> str:
     )
 
 
+def _lower(title: str) -> str:
+    return f"{title[:1].lower()}{title[1:]}"
+
+
 def _standing(findings: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:
     """The first finding with a command that no trial refuted."""
     for each in findings:
@@ -208,14 +212,15 @@ def _standing(findings: Sequence[Mapping[str, object]]) -> Mapping[str, object] 
     return None
 
 
-def _next(run: Run, finding: Mapping[str, object] | None) -> tuple[str, str]:
-    """The command of a finding; else the next verb."""
+def _next(run: Run, finding: Mapping[str, object] | None, said: str) -> tuple[str, str]:
+    """The command of a finding, whose title is not `said` again; else the next verb."""
     if finding is not None:
         measured, predicted = finding.get("measured_gain"), finding.get("predicted_gain")
         gain = f": measured {measured:.3g}×" if isinstance(measured, int | float) else ""
         if not gain and isinstance(predicted, int | float):
             gain = f": predicted {predicted:.3g}×, not measured"
-        return str(finding["command"]), f"{finding.get('title', '')}{gain}"
+        told = str(finding.get("title", ""))
+        return str(finding["command"]), gain.removeprefix(": ") if gain and _lower(told) in said else f"{told}{gain}"
     if run.settings.get("launch_as") or not run.script:
         return "", ""
     if run.verb != "profile":

@@ -25,7 +25,7 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.record import Step, read_run, read_steps
 from paceline.record.inside import Folder
-from paceline.record.phases import AT_SEAMS, EVALUATION, PHASES
+from paceline.record.phases import AT_SEAMS, EVALUATION, OTHER, PHASES
 from paceline.record.private import write_file
 from paceline.record.settling import settle
 from paceline.tables.delays import Columns, Delay, delays
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILE = "figures.json"
-VERSION = 4  # of the way in which the figures are computed
+VERSION = 5  # of the way in which the figures are computed
 LARGEST = 1 << 20  # bytes of that file
 LONG_WAIT = 2.0  # times the usual step: a wait for input of this length is not the usual one
 RECURRING = 0.15  # share of the time in such waits from which on they count in full
@@ -250,12 +250,17 @@ def _recurring_waits(settled: Columns) -> tuple[float, float] | None:
 
 
 def _parts(by_rank: Collection[Columns], step_time: float) -> dict[str, float]:
-    """The phases of a step, over all workers: their shares of the steps that were split, times the step time."""
+    """The phases of a step, over all workers: their shares of the steps that were split, times the step time. Where
+    none was split, the phases at seams are part of `other`."""
     told = list(by_rank)
-    if any(any(columns["split"]) for columns in told):
+    is_split = any(any(columns["split"]) for columns in told)
+    if is_split:
         told = [_kept(columns, columns["split"]) for columns in told]
     whole = sum(sum(_difference(columns["total"], columns[EVALUATION])) for columns in told)
     parts = {part: sum(sum(columns[part]) for columns in told) for part in PHASES if part != EVALUATION}
+    if not is_split:
+        parts[OTHER] += sum(parts[part] for part in AT_SEAMS)
+        parts |= dict.fromkeys(AT_SEAMS, 0)
     scale = step_time / whole if whole > 0 else 0.0
     return {"total": step_time} | {part: seconds * scale for part, seconds in parts.items()}
 
