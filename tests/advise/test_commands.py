@@ -80,6 +80,12 @@ def test_a_command_is_complete_and_keeps_the_options_of_the_run(mod, advice, com
     assert complete(made, RUN).command == command or not mod
 
 
+def test_a_mod_replaces_the_option_of_the_same_meaning():
+    """`paceline run --threads 1 --mod threads=2` says two things."""
+    made = complete(finding("threads=2", "paceline run --mod threads=2 …"), RUN)
+    assert made.command.startswith("paceline run -n 2 --mod tf32 --mod loader=2 --mod threads=2 train.py")
+
+
 def test_a_mod_that_the_script_refuses_is_not_advised():
     """`--mod batch=x2` ended with an error in a script without a DataLoader."""
     without, with_one = Facts(threads=1, steps=9), Facts(threads=1, steps=9, loaders=[LoaderFacts()])
@@ -100,7 +106,7 @@ def test_a_script_that_distributes_itself_keeps_its_launcher_and_gets_no_mods():
     made = complete(finding("fused_optimizer", "paceline run --mod fused_optimizer …"), own)
     assert (made.mod, made.command) == ("", "")
     assert made.advice.endswith("The mod itself cannot act: the script distributes itself.")
-    assert complete(finding("threads=1"), own).command == "paceline run -n 2 --as torchrun --mod threads=1 ddp.py"
+    assert complete(finding("threads=1", "…"), own).command == "paceline run -n 2 --as torchrun --mod threads=1 ddp.py"
     assert to_type(own, "", "Save less often.")[1] == "paceline profile -n 2 --as torchrun ddp.py"
 
 

@@ -151,7 +151,7 @@ def test_a_converge_whose_seeds_overlap_names_no_best(tmp_path, client_of, tied)
     assert ("--seeds 4" in page) is tied
     assert (">highest mean<" in page) is tied
     assert (">best technique<" in page) is not tied
-    assert ("lamb, naive: a tie, accuracy 73.5 %" in runs) is tied, "the list names them all"
+    assert ("accuracy 73.5 %, a tie of lamb, naive" in runs) is tied, "the list names them all"
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,11 @@ def command(run: Run, *, verb: str, more: Sequence[str] = (), mods: Sequence[str
         typed += ["-n", str(workers)] if "-n" not in more else []
     if isinstance(launcher := settings.get("launch_as"), str):
         typed += ["--as", launcher]
+    mods = run.mods if mods is None else mods
+    if any(mod.startswith("threads=") for mod in mods):
+        settings = settings | {"threads": None}  # the mod replaces the option
     typed += _options(settings, more, OPTIONS if verb == "run" else OPTIONS[:-2])
-    typed += [word for mod in (run.mods if mods is None else mods) for word in ("--mod", mod)]
+    typed += [word for mod in mods for word in ("--mod", mod)]
     script = ["-m", run.script] if settings.get("module") is True else [run.script]
     return shlex.join([*typed, *more, *script, *run.arguments])
 

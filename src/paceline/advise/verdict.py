@@ -14,7 +14,7 @@ from statistics import fmean, median
 import msgspec
 
 from paceline.advise.commands import command
-from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.phases import EVALUATION, OTHER, PHASES
 from paceline.record.schema import Run
 from paceline.tables.delays import Columns
 from paceline.tables.figures import Figures, counted_steps
@@ -22,12 +22,16 @@ from paceline.units import count, percent, rate, seconds
 
 FEWEST = 12  # steps that count: fewer say nothing about where the time goes
 BLOCKS = 6  # of consecutive steps, whose shares are compared
-NOTABLE = 0.1  # share of a step in communication or in the loader that is worth the first sentence
+NOTABLE = 0.1  # share of a step without computation that is worth the first sentence
 AGREE = 0.1  # shares of blocks that differ by more than this are told as a range
 SIDE, SHARE = 3, 0.15  # blocks before a change of the throughput, and after it, at least; and share of all blocks
 LONGEST_BLOCK = 50  # steps
 CHANGED = 1.2  # times the step time from which on a change is told
-WAITS = {"communication": "communication", "data": "waiting for data"}
+NO_COMPUTATION = {
+    "communication": "communication",
+    "data": "waiting for data",
+    OTHER: "the script's own code outside the model",
+}
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +104,12 @@ def _sentences(run: Run, figures: Figures, first: Columns | None, title: str) ->
 
 
 def _shares(first: Columns) -> str:
-    """The larger of communication and waiting for data, if it is notable in every block; else the computation."""
+    """The largest of communication, waiting for data and the script's own code, if it is notable in every block; else
+    the computation."""
     blocks = _blocks(_rows(first), BLOCKS)
     found = {
         words: (min(shares), max(shares))
-        for phase, words in WAITS.items()
+        for phase, words in NO_COMPUTATION.items()
         for shares in [[_share(first, block, (phase,)) for block in blocks]]
     }
     words, (low, high) = max(found.items(), key=lambda each: each[1][0])
