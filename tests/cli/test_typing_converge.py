@@ -211,7 +211,7 @@ def test_a_script_that_fails_as_it_is(launched, paceline_, monkeypatch):
     monkeypatch.setattr("paceline.trials.core.bench.launch", plain)
     code, _, err = paceline_("converge", "train.py")
     assert code == 1
-    assert "failed on one worker, without any technique: Worker 0: line 1" in err
+    assert "Worker 0: line 1\nfailed: train.py on one worker, without any technique: ValueError: x\n" in err
     assert "Traceback" not in err
     assert len(plain.runs) == 1
 

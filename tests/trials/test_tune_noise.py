@@ -56,7 +56,7 @@ def test_over_200_noisy_machines_no_gain_is_claimed_outside_its_interval():
             useful += true > 1.2
             if not verdict.final.gain_low <= true <= verdict.final.gain_high:
                 false.append(seed)
-    assert len(false) <= 0.05 * SEEDS, false
+    assert len(false) <= 0.05 * claims, false  # margins of a third give twice as many
     assert useful > SEEDS / 3, "silence would be safe, and of no use"
 
 

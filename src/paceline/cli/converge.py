@@ -185,9 +185,11 @@ def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target
         alone = walk.trials.get(ALONE, [])
         outcome.exit_code = int(not alone or bool(alone[0].trouble))
     if walk.trials.get(ALONE) and walk.trials[ALONE][0].trouble:
+        why = walk.trials[ALONE][0].trouble
+        if (report := failure(measure.bench, "oneworker.seed0")) and report != why:
+            course.console.print(report, style="red", soft_wrap=True)
         raise ScriptError(
-            f"{course.settings.script} failed on one worker, without any technique: "
-            f"{failure(measure.bench, 'oneworker.seed0')}",
+            f"{course.settings.script} on one worker, without any technique: {why}",
             advice="Check that the script runs: paceline run -n 1 " + course.settings.script,
         )
     return judge(walk, target=target, interrupted=outcome.interrupted), outcome.exit_code
