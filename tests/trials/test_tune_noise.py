@@ -24,6 +24,12 @@ def loads_slowly(mods: frozenset[str]) -> float:
     return 500.0 * (1.5 if "resident" in mods else 1.3 if "loader=fast" in mods else 1.0)
 
 
+def was_measured(machine: Machine, mods: list[str], speed: float) -> bool:
+    """Whether some trials of these mods were slower, and some faster, or as fast."""
+    speeds = [trial.samples_per_s for trial in machine.journal.values() if trial.ok and {*trial.mods} == {*mods}]
+    return min(speeds) * (1 - 1e-9) <= speed <= max(speeds) * (1 + 1e-9)
+
+
 def tune(machine: Machine, tried=ON_CPU) -> Verdict:
     search = Search(machine, tried, budget=machine.budget.seconds, enough=1.0)
     search.carry_out()
@@ -50,6 +56,7 @@ def test_over_200_noisy_machines_no_gain_is_claimed_outside_its_interval():
             assert "not tried, because the budget ended" in told.sentence
         for row in verdict.mods:
             assert row.gain is None or row.after / row.before == pytest.approx(row.gain), "a row's figures agree"
+            assert row.gain is None or was_measured(machine, row.on, row.before), "and were measured"
         if verdict.final.mods:
             claims += 1
             true = truth(frozenset(verdict.final.mods)) / truth(frozenset())

@@ -190,11 +190,11 @@ class Search:
         row = self.standings[mod].row
         if not measured.ok:  # it needs the mod
             return
-        row.on, gain = list(less), self.speeds.speed(self.best) / self.speeds.speed(less)
+        row.on, latest, gain = list(less), 2, self.speeds.speed(self.best) / self.speeds.speed(less)
         if 1 + self._worth_confirming() < gain <= 1 + self.speeds.margin(1):
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
-            gain = mean(ratios) if ratios else gain
-        row.compare(self.speeds.speed(self.best), gain)
+            latest, gain = (len(ratios), mean(ratios)) if ratios else (latest, gain)
+        row.compare(self.speeds.speed(self.best, latest), gain)
         # Fewer mods are better than more. But a mod may gain only on top of one that is still to be tried: `_prune`.
         if gain <= (1 - self.speeds.margin(1) if self._expects_more() else 1 + self._worth_confirming()):
             row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
@@ -336,7 +336,7 @@ class Search:
             standing.out = True
             return
         gain, margin = mean(ratios), max(self.speeds.margin(len(ratios)), WORTH * standing.candidate.doubles)
-        row.compare(self.speeds.speed(new), gain)
+        row.compare(self.speeds.speed(new, len(ratios)), gain)
         standing.gain = gain
         if gain <= 1 + margin:
             standing.fruitless += 1
@@ -362,7 +362,7 @@ class Search:
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
             if ratios and mean(ratios) < 1 + max(LEAST, self._worth_confirming()):
                 row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
-                row.compare(self.speeds.speed(self.best), mean(ratios))
+                row.compare(self.speeds.speed(self.best, len(ratios)), mean(ratios))
                 self.best = less
 
     def _confirm_the_whole(self) -> None:

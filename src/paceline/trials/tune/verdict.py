@@ -53,7 +53,7 @@ class Row(msgspec.Struct, kw_only=True):
     on: list[str] = []  # the mods that it was tried with
 
     def compare(self, after: float, gain: float) -> None:
-        """`gain` is that of pairs of trials, made one after the other: the machine's speed may have changed since."""
+        """`gain` is that of pairs of trials, and `after` the speed in them: in others the machine's was another."""
         self.before, self.after, self.gain = after / gain, after, gain
 
     def settle(self, code: Reason, reason: str) -> None:
