@@ -48,6 +48,7 @@ def test_over_200_noisy_machines_no_gain_is_claimed_outside_its_interval():
         assert verdict.final is not None
         assert (told.known is Known.GAIN) == bool(verdict.final.mods)
         assert bool(codes & {Reason.NOT_CONFIRMED, Reason.NOT_DELIVERED}) or told.known is not Known.NOT_CONFIRMED
+        assert "that" not in told.sentence or " gained " in told.sentence, "what was not repeated is named"
         if told.known is Known.NO_GAIN:
             assert codes <= {*TRIED}, "nothing to gain is said only where all were tried"
             assert not verdict.cut_short, "beside it nothing says that some were not tried"

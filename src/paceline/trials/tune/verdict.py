@@ -143,7 +143,12 @@ class Verdict(msgspec.Struct, kw_only=True):
             best = max(doubted, key=lambda row: row.gain or 0.0)
             seen = f"{best.mod} gained {best.gain:.2f}× in a first trial, and " if best.gain else ""
             ended = any(words in best.reason for words in ("budget ended", "no time"))
-            why = "the budget ended before that could be repeated" if ended else "the last check did not repeat that"
+            that = "that" if seen else "a gain"
+            why = (
+                f"the budget ended before {that} could be repeated"
+                if ended
+                else f"the last check did not repeat {that}"
+            )
             return Conclusion(
                 known=Known.NOT_CONFIRMED,
                 sentence=f"no confirmed gain: {seen}{why}" + (f"; {left}" if untried else ""),
