@@ -34,10 +34,11 @@ def slowest_words(figures: Figures) -> str:
 def figures_document(figures: Figures) -> dict[str, Any]:
     """The keys that `--json` of every verb has for the figures of a run."""
     slowest = figures.slowest
+    is_counted = figures.samples_per_s > 0 or not figures.step_time  # else steps were timed, and samples not counted
     return {
         "warm_up": figures.warm_up,
         "step_time": figures.step_time,
-        "samples_per_s": figures.samples_per_s,
+        "samples_per_s": figures.samples_per_s if is_counted else None,
         "step": figures.measured,
         "check": figures.check,
         "spread": figures.spread,
