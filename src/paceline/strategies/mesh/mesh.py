@@ -24,7 +24,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from paceline.comm.axes import Axes
 from paceline.comm.group import Group
 from paceline.comm.torch_backend import torch_mesh
-from paceline.errors import UsageError
+from paceline.errors import ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.patches import patch
 from paceline.script.rows.origins import show_apart
@@ -206,8 +206,8 @@ class Mesh(PartGradients):
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if (known := next(filter(knows_more, tree.leaves((args, kwargs))), None)) is not None:
                 raise ScriptError(
-                    f"The model gets a {type(known).__name__}, which knows more of its rows than their numbers, and under "
-                    "--strategy mesh its outputs are plain tensors.",
+                    f"The model gets a {type(known).__name__}, which knows more of its rows than their numbers, and "
+                    "under --strategy mesh its outputs are plain tensors.",
                     advice="Give the model plain tensors, or choose another strategy: --strategy mirrored",
                 )
             output = plain(module, *args, **kwargs)
