@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.advise.commands import complete
+from paceline.advise.commands import complete, to_type
 from paceline.advise.finding import Finding
 from paceline.launch import Zygote, launch
 from paceline.mods.prospects import AUTOCAST, COMPILED, NO_CONVOLUTION, NO_LOADER, no_fused, why_idle
@@ -80,6 +80,12 @@ def test_a_command_is_complete_and_keeps_the_options_of_the_run(mod, advice, com
     assert complete(made, RUN).command == command or not mod
 
 
+def test_a_mod_replaces_the_option_of_the_same_meaning():
+    """`paceline run --threads 1 --mod threads=2` says two things."""
+    made = complete(finding("threads=2", "paceline run --mod threads=2 …"), RUN)
+    assert made.command.startswith("paceline run -n 2 --mod tf32 --mod loader=2 --mod threads=2 train.py")
+
+
 def test_a_mod_that_the_script_refuses_is_not_advised():
     """`--mod batch=x2` ended with an error in a script without a DataLoader."""
     without, with_one = Facts(threads=1, steps=9), Facts(threads=1, steps=9, loaders=[LoaderFacts()])
@@ -87,9 +93,21 @@ def test_a_mod_that_the_script_refuses_is_not_advised():
     assert "--mod batch=x2" in complete(finding("batch=x2", advice), RUN, with_one).command
     made = complete(finding("batch=x2", advice), RUN, without)
     assert (made.mod, made.command) == ("", "")
-    assert NO_LOADER in made.advice
+    assert made.advice == f"In the script, by hand: what --mod batch=x2 does. The mod itself cannot act: {NO_LOADER}"
     made = complete(finding("loader=4", advice, others=["loader=fast", "tf32"]), RUN, without)
     assert (made.mod, made.others) == ("tf32", [])
+
+
+def test_a_script_that_distributes_itself_keeps_its_launcher_and_gets_no_mods():
+    """`paceline profile -n 2 train_ddp.py` was advised without --as torchrun, and mods that --as refuses."""
+    own = Run(
+        paceline="0", verb="profile", script="ddp.py", arguments=[], settings={"workers": 2, "launch_as": "torchrun"}
+    )
+    made = complete(finding("fused_optimizer", "paceline run --mod fused_optimizer …"), own)
+    assert (made.mod, made.command) == ("", "")
+    assert made.advice.endswith("The mod itself cannot act: the script distributes itself.")
+    assert complete(finding("threads=1", "…"), own).command == "paceline run -n 2 --as torchrun --mod threads=1 ddp.py"
+    assert to_type(own, "", "Save less often.")[1] == "paceline profile -n 2 --as torchrun ddp.py"
 
 
 def test_the_facts_of_a_run_say_what_cannot_act(zygote: Zygote, tmp_path: Path):

@@ -321,6 +321,16 @@ def test_steps_that_vary_are_named_with_the_part_that_grows(tmp_path):
     assert found.predicted_gain == pytest.approx(1.4, rel=0.05)
 
 
+def test_steps_that_vary_in_a_script_that_distributes_itself_name_no_phase(tmp_path):
+    steps = [step(k, 0.3 if k % 5 == 0 else 0.1) for k in range(1, 60)]
+    for one in steps:
+        one.split = False
+    found = varying_steps.find(evidence(tmp_path, steps=[steps]))
+    assert found.title.endswith(", the median step 100 ms")
+    assert figures(found)["phase that grows"] == "not measured"
+    assert "the record" not in found.advice
+
+
 def test_varying_steps_is_silent(tmp_path):
     draw = random.Random(1)
     steady = [step(k, 0.1 + draw.uniform(-0.005, 0.005)) for k in range(1, 60)]

@@ -50,6 +50,22 @@ def noisy(seed: int, count: int = 120) -> list[float]:
     ]
 
 
+def test_the_largest_part_of_a_step_is_named():
+    """'12 % of a step is computation', where the script slept for the rest."""
+    assert told([step(n, other=0.5) for n in range(1, 40)]) == (
+        "2 workers: 83 % of a step is the script's own code outside the model."
+    )
+
+
+def test_the_title_of_a_finding_is_not_said_twice():
+    finding = {"title": "20 % of a step is pooling", "command": "paceline run …", "predicted_gain": 1.13}
+    few, many = ([step(n) for n in range(1, count)] for count in (9, 60))
+    firsts = [columns_of(steps) for steps in (few, many)]
+    short, long = (verdict(run_of(), figures({0: first}), first, [finding]) for first in firsts)
+    assert (short.sentence, short.about) == ("2 workers: 20 % of a step is pooling.", "predicted 1.13×, not measured")
+    assert long.about == "20 % of a step is pooling: predicted 1.13×, not measured"
+
+
 def test_no_fall_of_the_throughput_is_claimed_from_noise():
     claims = [
         seed

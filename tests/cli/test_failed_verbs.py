@@ -6,6 +6,7 @@ import pytest
 
 from paceline.record.schema import Outcome
 
+REPORT = "Worker 0 on here failed:\nTraceback (most recent call last):\nValueError: no data\nIts log: log.rank0.txt"
 VERBS = ("run", "profile", "scale", "sweep", "tune", "converge")
 
 
@@ -14,7 +15,7 @@ def broken(launched, monkeypatch):
     monkeypatch.setattr("paceline.cli.profile.launch", launched)
     launched.steps = 0
     launched.outcome = Outcome(
-        exit_code=1, seconds=1.0, failed_rank=0, cause="raised ValueError: no data", message="ValueError: no data"
+        exit_code=1, seconds=1.0, failed_rank=0, cause="raised ValueError: no data", message=REPORT
     )
     return launched
 
@@ -25,7 +26,8 @@ def test_failed_then_the_record(broken, paceline_, verb):
     assert code == 1
     said = [line for line in (err + out).splitlines() if line.startswith(("failed: ", "record: "))]
     assert [line.partition(":")[0] for line in said] == ["failed", "record"]
-    assert "no data" in said[0]
+    assert "no data" in said[0], "the cause, in the line that says so"
+    assert (err + out).count("Traceback") == 1
 
 
 @pytest.mark.parametrize("verb", VERBS)

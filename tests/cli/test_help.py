@@ -97,13 +97,13 @@ def test_help_shows_no_types_of_python(paceline_, verb):
 
 
 def test_help_of_run_leaves_rare_options_to_help_all(paceline_, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     _, short, _ = paceline_("run", "--help")
     code, whole, _ = paceline_("run", "--help-all")
     assert code == 0
     assert len(short.splitlines()) <= 100, "two screens"
     assert "--help-all" in short
-    for rare in ("--stall-warning", "--elastic", "--tag"):
+    for rare in ("--stall-warning", "--elastic", "--tag", "--gather-below"):
         assert rare not in short
         assert rare in whole
     assert paceline_("run", "--help")[1] == short, "nothing stays hidden or shown"

@@ -11,8 +11,14 @@ import pytest
 from fake_launch import one_step
 from rich.console import Console
 
+from paceline.cli.profile import OF_TORCH
 from paceline.cli.shared.live import LiveLine
 from paceline.tables.figures import Figures
+
+OF_ALLOCATOR = (
+    b"Memory block of unknown size was allocated before the profiling started, profiler results will not include the "
+    b"deallocation event"
+)
 
 
 class Terminal(io.TextIOWrapper):
@@ -211,3 +217,27 @@ def test_lines_without_a_terminal_come_ever_more_rarely(monkeypatch):
     assert pauses == sorted(pauses)
     assert pauses[-1] == 600
     assert len(said) < 50
+
+
+def test_output_that_was_filtered_leaves_no_line(start):
+    terminal, line = start()
+    line.output("stderr", b"loss 1\n")
+    line.output("stderr", b"")
+    line.say("paceline: traced")
+    line.close()
+    assert [one for one in terminal.lines() if one] == terminal.lines()[:2] == ["loss 1", "paceline: traced"]
+
+
+def test_samples_that_cannot_be_counted_are_not_zero(start):
+    terminal, line = start()
+    step = one_step(1)
+    step.samples = 0
+    line.progress({0: step, 1: step})
+    line.close()
+    assert "samples/s" not in terminal.buffer.getvalue().decode()
+
+
+@pytest.mark.parametrize("rank", [b"", b"[rank1]:"])
+def test_the_allocators_warning_goes_with_all_of_its_line(rank):
+    said = b"loss 1\n" + rank + b"[W1119 10:43:47.38 CPUAllocator.cpp:245] " + OF_ALLOCATOR + b"\nloss 2\n"
+    assert OF_TORCH.sub(b"", said) == b"loss 1\nloss 2\n"

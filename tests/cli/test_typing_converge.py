@@ -78,6 +78,9 @@ def test_the_table(launched, paceline_, tmp_path):
         assert word in table
     assert "ghost_bn: models have no batch norm." in table
     assert "best of 8 workers: lamb, 72.5 %; 2.0 points above one worker" in table
+    assert "type: paceline run -n 8 --batch scale --mod optimizer=lamb" in out
+    assert "--mod decay=24 train.py --epochs 3\n" in out, "the whole command"
+    assert "not measured" in next(line for line in table.splitlines() if "ghost_bn" in line)
     assert all(len(line) <= 80 for line in table.splitlines()[:9])
     [record] = (tmp_path / "paceline-runs").iterdir()
     assert (record / "plots" / "converge.svg").is_file()
@@ -208,7 +211,7 @@ def test_a_script_that_fails_as_it_is(launched, paceline_, monkeypatch):
     monkeypatch.setattr("paceline.trials.core.bench.launch", plain)
     code, _, err = paceline_("converge", "train.py")
     assert code == 1
-    assert "failed on one worker, without any technique: Worker 0: line 1" in err
+    assert "Worker 0: line 1\nfailed: train.py on one worker, without any technique: ValueError: x\n" in err
     assert "Traceback" not in err
     assert len(plain.runs) == 1
 

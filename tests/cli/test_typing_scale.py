@@ -89,7 +89,7 @@ def test_a_trial_that_fails(launched, paceline_):
     assert code == 1
     assert len(launched.runs) == 1
     assert "round 1, 1 worker: failed\nValueError: no such data" in err
-    assert json.loads(out)["error"]["message"] == "ValueError: no such data"
+    assert json.loads(out)["error"]["message"] == "1 worker, round 1: ValueError: no such data"
 
 
 def test_an_interrupt_leaves_a_readable_record(launched, paceline_, tmp_path):

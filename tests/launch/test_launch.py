@@ -123,8 +123,9 @@ def test_a_script_with_its_own_process_group_joins_the_same_store(play: Play) ->
     found = read_figures(launched.record)
     assert (found.steps, found.split) == (3, False), "forward, backward and communication are not measured"
     assert figures_document(found)["step"]["forward"] is None
+    assert figures_document(found)["samples_per_s"] is None
     shown = Console(file=io.StringIO(), width=80)
-    shown.print(time_table(found.step, split=found.split))
+    shown.print(time_table(found.measured))
     assert shown.file.getvalue().count("not measured") == 3
 
 

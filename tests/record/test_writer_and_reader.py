@@ -26,6 +26,7 @@ from paceline.record import (
 )
 from paceline.record.folder import RESERVE, release
 from paceline.record.phases import PHASES
+from paceline.record.scalars import scalars
 
 
 def a_step(number: int) -> Step:
@@ -77,6 +78,12 @@ def test_steps_come_back_as_they_were_written(tmp_path: Path) -> None:
         assert last_step(tmp_path, 1) == step
     writer.close()
     writer.close()
+
+
+def test_scalars_leave_out_what_was_not_measured():
+    own = msgspec.structs.replace(a_step(1), samples=0, split=False)
+    assert scalars(a_step(1))["samples_per_second"] == 128
+    assert not {"samples_per_second", "step_seconds/forward"} & scalars(own).keys()
 
 
 def test_a_writer_goes_on_where_a_file_ends(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import polars as pl
 import pytest
 from cuda_trace import Machine
+from rich.console import Console
 
-from paceline.record.phases import CHECK
+from paceline.advise.profile import summarize
+from paceline.cli.tables.profile import show
+from paceline.record.phases import AT_SEAMS, CHECK
 from paceline.tables.kernels import kernels
 from paceline.tables.launches import launches
 from paceline.tables.ops import ops
+from paceline.tables.records import read_files
 from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import Trace, read_trace
 from paceline.tables.trace.steps import breakdown, windows
@@ -92,3 +97,23 @@ def test_the_time_line_still_has_them(trace: Trace) -> None:
     assert (trace.events["name"].cast(pl.String) == CHECK).sum() == 2
     steps = windows(trace)
     assert steps["end"][1] - steps["start"][1] > 80 * MS
+
+
+def test_phases_at_seams_that_were_not_measured_are_null_and_no_zeros(tmp_path: Path) -> None:
+    """A script that distributes itself is called past the seams of its model: only its optimizer has marks."""
+    machine = Machine()
+    for _ in range(3):
+        with machine.step():
+            layer(machine)
+            with machine.annotation("paceline.optimizer"):
+                machine.work(1 * MS)
+    path = tmp_path / "trace.rank0.json.gz"
+    machine.write(path)
+    told = summarize(read_files([path]))
+    assert [part for part, took in told.host.items() if took is None] == [*AT_SEAMS]
+    assert told.host["optimizer"] == pytest.approx(1e-3, rel=0.1)
+    assert told.host["optimizer"] + told.host["other"] == pytest.approx(told.step)
+    assert [row["forward"] for row in told.iterations] == [None] * 3
+    shown = Console(file=io.StringIO(), width=100)
+    show(shown, told, top=3)
+    assert shown.file.getvalue().count("not measured") == 3

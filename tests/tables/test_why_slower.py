@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.tables.comparing.why_slower import compare
 from paceline.tables.delays import Delay
 from paceline.tables.figures import Figures
@@ -15,6 +17,7 @@ def made(
     return Figures(
         steps=100, batch=batch, counted=90, step_time=total, samples_per_s=speed, low=speed * (1 - scatter),
         high=speed * (1 + scatter), step=phases | parts | {"total": total}, slowest=slowest,
+        split=True,
     )  # fmt: skip
 
 
@@ -28,6 +31,16 @@ def test_the_phases_that_grew_are_named_with_their_share_largest_first():
         "B takes 50 ms more per step than A: 40 ms in communication (+400 %) and 11 ms in data."
     )
     assert len(found.sentences) == 2, "1 ms less in backward is not worth a word"
+
+
+def test_a_run_whose_parts_were_not_timed_is_compared_as_a_whole():
+    """All of its time is in `other`: '25 ms less in other' named no cause."""
+    a, b = made(640, other=0.1), made(1280, forward=0.03, backward=0.02)
+    said = compare(msgspec.structs.replace(a, split=False), b).sentences
+    assert said == [
+        "B is 2× faster than A: 1,280 against 640 samples/s.",
+        "Where the time goes is not known: the parts of a step of A were not timed.",
+    ]
 
 
 def test_what_went_the_other_way_is_named_too():

@@ -62,6 +62,15 @@ def test_over_200_noisy_machines_scale_and_demo_claim_nothing_outside_their_inte
             assert point.why.sentence
 
 
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_demo_calls_few_rounds_few_and_not_equal(rounds, tmp_path):
+    point = measured(1, 1.0, tmp_path)
+    point.rounds, point.tied, point.speedup_low, point.speedup_high = rounds, True, 2.55, 4.3
+    said = about_workers(Machine(cores=2, gpus=0, used=2), point)
+    assert ("no difference" in said) == (rounds > 2)
+    assert ("three rounds are needed" in said) == (rounds < 3)
+
+
 def test_an_interval_needs_three_pairs():
     for pairs in (1, 2):
         few = Interval.of([2.0] * pairs)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.timeout(900)  # the first one may have to install a bro
 
 HALF, EVEN, BROKEN = "2026-11-16T09-00-00-half", "2026-11-16T09-10-00-even", "2026-11-16T09-20-00-scale-broken"
 MEMORY = "2026-11-16T09-30-00-memory"
+OWN = "2026-11-16T09-40-00-ddp"  # a script that distributes itself
 RUNNING = "2026-11-15T08-00-00-train"  # older than the others
 
 
@@ -37,7 +38,18 @@ def root(tmp_path_factory) -> Path:
     write_run(folder / RUNNING, run)
     make_broken_scale(folder / BROKEN)
     make_traced(folder / MEMORY)
+    make_distributed(folder / OWN)
     return folder
+
+
+def make_distributed(folder: Path) -> None:
+    """As under --as torchrun: the seams of a model are not called, and samples not counted."""
+    parts = {"data": 0.0, "forward": 0.0, "backward": 0.0, "communication": 0.004, "optimizer": 0.01, "other": 0.086}
+    steps = [Step(step=n, at=BEGUN + n, samples=0, total=0.1, split=False, **parts) for n in range(1, 81)]
+    plain_run(steps, folder, "ddp.py")
+    run = read_run(folder)
+    run.settings["launch_as"] = "torchrun"
+    write_run(folder, run)
 
 
 def plain_run(steps: list[Step], folder: Path, script: str = "cnn.py") -> None:
@@ -388,6 +400,21 @@ def test_a_run_in_progress_is_drawn_as_one_that_ended(visit):
     assert {colour for colour, _, _ in drawn} == {"series1"}
     (ticks,) = [ticks for _, title, ticks in drawn if title == "step time"]
     assert all(words.endswith(" ms") for words in ticks)
+
+
+def test_what_was_not_measured_is_not_zero(visit):
+    page = visit.open(f"/run/{OWN}")
+    legend = page.locator(".split .legend").inner_text()
+    assert "forward, backward, communication: not measured" in legend
+    assert "other 90 ms" in " ".join(legend.split()), "what was seen of communication is part of it"
+    assert "Throughput" not in page.locator("main").inner_text()
+    assert "0 samples" not in page.locator("main").inner_text()
+    page = visit.open(f"/ranks/{OWN}")
+    assert page.locator(".note.good").count() == 0
+    assert "Whether a rank is slow is not known: the parts of a step were not timed." in page.content()
+    assert "communication" not in page.locator("main").inner_text()
+    page = visit.open(f"/iterations/{OWN}")
+    assert "Parts of a step" not in page.locator("main").inner_text()
 
 
 def test_titles_name_the_script_and_the_date(visit):

@@ -17,6 +17,8 @@ from paceline.settings import RunSettings
 
 OPTIONS = ("strategy", "batch_dim", "gather_below", "threads", "backend", "batch", "compression")  # two of `run` alone
 WORKERS = "workers"
+UNDER_LAUNCHERS = (WORKERS, "threads")  # mods that --as takes
+DISTRIBUTES_ITSELF = "the script distributes itself."
 # A command in an advice whose script is left out: `paceline run --backend nccl …`.
 _SHORTENED = re.compile(r"paceline (\w+) ((?:(?!paceline|—|…)[^'\"])*)…")
 NUMBERS = {"same": "", "rounded": "The numbers change by rounding.", "other": "The numbers change."}
@@ -29,8 +31,13 @@ def command(run: Run, *, verb: str, more: Sequence[str] = (), mods: Sequence[str
     typed = ["paceline", verb]
     if isinstance(workers, int) and (workers > 1 or run.verb in ("run", "profile")) and verb in ("run", "profile"):
         typed += ["-n", str(workers)] if "-n" not in more else []
+    if isinstance(launcher := settings.get("launch_as"), str):
+        typed += ["--as", launcher]
+    mods = run.mods if mods is None else mods
+    if any(mod.startswith("threads=") for mod in mods):
+        settings = settings | {"threads": None}  # the mod replaces the option
     typed += _options(settings, more, OPTIONS if verb == "run" else OPTIONS[:-2])
-    typed += [word for mod in (run.mods if mods is None else mods) for word in ("--mod", mod)]
+    typed += [word for mod in mods for word in ("--mod", mod)]
     script = ["-m", run.script] if settings.get("module") is True else [run.script]
     return shlex.join([*typed, *more, *script, *run.arguments])
 
@@ -54,11 +61,17 @@ def to_type(run: Run, mod: str, advice: str) -> tuple[str, str, bool]:
 def complete(finding: Finding, run: Run | None, facts: Facts | None = None) -> Finding:
     """Puts the whole command into a finding, and whether it changes numbers. A mod that cannot act in the script is
     not advised: the finding says why."""
-    if finding.mod and facts is not None and (why := why_idle(finding.mod, facts)):
-        able = [mod for mod in finding.others if not why_idle(mod, facts)]
-        finding.mod, finding.others = (able[0], able[1:]) if able else ("", [])
+
+    def why_not(mod: str) -> str:
+        if run is not None and run.settings.get("launch_as") and mod.partition("=")[0] not in UNDER_LAUNCHERS:
+            return DISTRIBUTES_ITSELF
+        return why_idle(mod, facts) if facts is not None else ""
+
+    if finding.mod and (why := why_not(finding.mod)):
+        able = [mod for mod in finding.others if not why_not(mod)]
         if not able:
-            finding.advice = f"By hand, in the script: {why}"
+            finding.advice = f"In the script, by hand: what --mod {finding.mod} does. The mod itself cannot act: {why}"
+        finding.mod, finding.others = (able[0], able[1:]) if able else ("", [])
     if run is None:
         return finding
     rest, typed, after = to_type(run, finding.mod, finding.advice)

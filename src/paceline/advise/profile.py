@@ -36,7 +36,7 @@ class Profile(msgspec.Struct, kw_only=True):
     first: int
     last: int
     step: float  # wall time of a traced step: the profiler makes it longer than `figures.step_time`
-    host: dict[str, float]  # the phases, which add up to `step`
+    host: dict[str, float | None]  # the phases, which add up to `step`; None: not measured
     device: dict[str, float] | None  # the device's time, which also adds up to `step`; None without a device
     tensor_cores: float  # fraction of the device's compute that ran on tensor cores
     iterations: list[Row]  # every step of every rank: rank, step, wall, phases
@@ -70,7 +70,7 @@ def summarize(tables: Tables) -> Profile:
         first=_integer(phases["step"].min()),
         last=_integer(phases["step"].max()),
         step=_mean(phases, "wall"),
-        host={phase: _mean(phases, phase) for phase in PHASES},
+        host={phase: _mean(phases, phase) if phases[phase].count() else None for phase in PHASES},
         device={part: _mean(device, part) for part in DEVICE} if device.height else None,
         tensor_cores=_mean(device, "tensor") / (_mean(device, "compute") or 1.0) if device.height else 0.0,
         iterations=phases.to_dicts(),

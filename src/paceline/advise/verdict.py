@@ -14,7 +14,7 @@ from statistics import fmean, median
 import msgspec
 
 from paceline.advise.commands import command
-from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.phases import EVALUATION, OTHER, PHASES
 from paceline.record.schema import Run
 from paceline.tables.delays import Columns
 from paceline.tables.figures import Figures, counted_steps
@@ -22,12 +22,16 @@ from paceline.units import count, percent, rate, seconds
 
 FEWEST = 12  # steps that count: fewer say nothing about where the time goes
 BLOCKS = 6  # of consecutive steps, whose shares are compared
-NOTABLE = 0.1  # share of a step in communication or in the loader that is worth the first sentence
+NOTABLE = 0.1  # share of a step without computation that is worth the first sentence
 AGREE = 0.1  # shares of blocks that differ by more than this are told as a range
 SIDE, SHARE = 3, 0.15  # blocks before a change of the throughput, and after it, at least; and share of all blocks
 LONGEST_BLOCK = 50  # steps
 CHANGED = 1.2  # times the step time from which on a change is told
-WAITS = {"communication": "communication", "data": "waiting for data"}
+NO_COMPUTATION = {
+    "communication": "communication",
+    "data": "waiting for data",
+    OTHER: "the script's own code outside the model",
+}
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +73,7 @@ def verdict(
         return RunVerdict(sentence=f"In progress, {made} so far. {said}")
     if outcome is None or outcome.interrupted:
         said = f"Stopped after {made}. {said}".strip()
-    typed, about = _next(run, finding)
+    typed, about = _next(run, finding, said)
     return RunVerdict(sentence=said, command=typed, about=about)
 
 
@@ -79,7 +83,7 @@ def _sentences(run: Run, figures: Figures, first: Columns | None, title: str) ->
         return [f"{workers}: no optimizer step was recorded."]
     if first is None or figures.counted < FEWEST:
         few = f"{count(figures.counted, 'step')} after warm-up, too few to say where the time goes"
-        return [f"{workers}: {title[:1].lower()}{title[1:]}." if title else f"{workers}: {few}."]
+        return [f"{workers}: {_lower(title)}." if title else f"{workers}: {few}."]
     said = []
     late = figures.slowest
     if late is not None and late.slow:
@@ -100,11 +104,12 @@ def _sentences(run: Run, figures: Figures, first: Columns | None, title: str) ->
 
 
 def _shares(first: Columns) -> str:
-    """The larger of communication and waiting for data, if it is notable in every block; else the computation."""
+    """The largest of communication, waiting for data and the script's own code, if it is notable in every block; else
+    the computation."""
     blocks = _blocks(_rows(first), BLOCKS)
     found = {
         words: (min(shares), max(shares))
-        for phase, words in WAITS.items()
+        for phase, words in NO_COMPUTATION.items()
         for shares in [[_share(first, block, (phase,)) for block in blocks]]
     }
     words, (low, high) = max(found.items(), key=lambda each: each[1][0])
@@ -198,6 +203,10 @@ def _change(change: Change, batch: int, phase: str) -> str:
     )
 
 
+def _lower(title: str) -> str:
+    return f"{title[:1].lower()}{title[1:]}"
+
+
 def _standing(findings: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:
     """The first finding with a command that no trial refuted."""
     for each in findings:
@@ -208,14 +217,15 @@ def _standing(findings: Sequence[Mapping[str, object]]) -> Mapping[str, object] 
     return None
 
 
-def _next(run: Run, finding: Mapping[str, object] | None) -> tuple[str, str]:
-    """The command of a finding; else the next verb."""
+def _next(run: Run, finding: Mapping[str, object] | None, said: str) -> tuple[str, str]:
+    """The command of a finding, whose title is not `said` again; else the next verb."""
     if finding is not None:
         measured, predicted = finding.get("measured_gain"), finding.get("predicted_gain")
         gain = f": measured {measured:.3g}×" if isinstance(measured, int | float) else ""
         if not gain and isinstance(predicted, int | float):
             gain = f": predicted {predicted:.3g}×, not measured"
-        return str(finding["command"]), f"{finding.get('title', '')}{gain}"
+        told = str(finding.get("title", ""))
+        return str(finding["command"]), gain.removeprefix(": ") if gain and _lower(told) in said else f"{told}{gain}"
     if run.settings.get("launch_as") or not run.script:
         return "", ""
     if run.verb != "profile":

@@ -37,7 +37,9 @@ DASHES = {
 SIDES = {
     "right": ("left", "middle", 6, 0),
     "below right": ("left", "top", 6, -4),
+    "above right": ("left", "bottom", 6, 4),
     "above left": ("right", "bottom", -6, 4),
+    "below left": ("right", "top", -6, -4),
 }
 LONGEST = 44  # characters of a name in the legend or on an axis
 MANY_BARS = 60  # bars; with more, there are no gaps between them

@@ -152,7 +152,7 @@ class Label:
     x: Value
     y: Value
     text: str
-    side: Literal["right", "below right", "above left"] = "right"
+    side: Literal["right", "below right", "above right", "above left", "below left"] = "right"
 
 
 Mark: TypeAlias = Rule | Shade | Label

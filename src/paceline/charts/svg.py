@@ -42,7 +42,13 @@ SCALES = {"rates": ("card", "backward"), "heat": ("card", "data", "bad")}
 DASHES = {
     "solid": "none", "dashed": "7 4", "dotted": "2 4", "dash-dot": "11 4 2 4", "long": "14 4", "long-dot": "14 3 4 3"
 }  # fmt: skip
-SIDES = {"right": (7, 4, "start"), "below right": (8, 14, "start"), "above left": (-8, -5, "end")}
+SIDES = {
+    "right": (7, 4, "start"),
+    "below right": (8, 14, "start"),
+    "above right": (8, -5, "start"),
+    "above left": (-8, -5, "end"),
+    "below left": (-8, 14, "end"),
+}
 COLUMNS = 3
 ALONE, BESIDE = 640, 480  # pixels: the width of a single chart, and of one beside others
 TITLE, CAPTION, LEGEND = 24, 13, 16  # pixels: the height of a title, and of a line of the caption and of the legend

@@ -17,6 +17,7 @@ from paceline.cli.tables.converge import accuracy, show_verdict
 from paceline.errors import ScriptError, UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
+from paceline.record import read_run
 from paceline.settings import SharpnessSettings
 from paceline.topology import discover
 from paceline.trials.converge import charts
@@ -143,7 +144,7 @@ def converge(
     series.write_verdict(course.record, verdict)
     plot = draw(verdict, course.record, asked.script) if verdict.rows else None
     line = draw_line(verdict, course.record, asked.script)
-    show_verdict(course.results, verdict, quiet=quiet)
+    show_verdict(course.results, verdict, read_run(course.record), quiet=quiet)
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot, line_plot=line)
     for row, shown in zip(told["rows"], verdict.rows, strict=True):
         row["shown"] = accuracy(shown)
@@ -184,9 +185,11 @@ def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target
         alone = walk.trials.get(ALONE, [])
         outcome.exit_code = int(not alone or bool(alone[0].trouble))
     if walk.trials.get(ALONE) and walk.trials[ALONE][0].trouble:
+        why = walk.trials[ALONE][0].trouble
+        if (report := failure(measure.bench, "oneworker.seed0")) and report != why:
+            course.console.print(report, style="red", soft_wrap=True)
         raise ScriptError(
-            f"{course.settings.script} failed on one worker, without any technique: "
-            f"{failure(measure.bench, 'oneworker.seed0')}",
+            f"{course.settings.script} on one worker, without any technique: {why}",
             advice="Check that the script runs: paceline run -n 1 " + course.settings.script,
         )
     return judge(walk, target=target, interrupted=outcome.interrupted), outcome.exit_code

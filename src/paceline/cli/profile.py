@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 WHAT = "Tracing"
 # What torch's allocator says of every trace of a script that holds memory already: nothing that a person can mend.
-OF_TORCH = re.compile(rb"\[W[^\n]*Memory block of unknown size was allocated before the profiling[^\n]*\n")
+OF_TORCH = re.compile(
+    rb"(?:\[rank\d+\]:)?\[W[^\n]*Memory block of unknown size was allocated before the profiling[^\n]*\n"
+)
 Steps = Annotated[
     int,
     typer.Option("--steps", metavar="K", min=1, help="Number of steps to trace on every worker.", rich_help_panel=WHAT),

@@ -370,7 +370,7 @@ def show_summary(
 def show_times(console: Console, summary: Summary) -> None:
     """The table of where a step's time went, and the slowest worker."""
     console.print()
-    console.print(time_table(summary.step, check=summary.check, split=summary.split))
+    console.print(time_table(summary.measured, check=summary.check))
     if summary.warm_up:
         left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
         console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")

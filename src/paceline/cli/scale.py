@@ -195,6 +195,8 @@ def trouble(verdict: trials.Verdict) -> series.Trouble:
     failure = verdict.failures[0] if verdict.failures else None
     return series.Trouble(
         "Interrupted" if verdict.interrupted else "ScriptFailed",
-        failure.message if failure else "interrupted before all trials had ended",
+        f"{count(failure.workers, 'worker')}, round {failure.round}: {failure.cause or failure.message}"
+        if failure
+        else "interrupted before all trials had ended",
         f"Look at the trial's record: {failure.record}" if failure else "Type the command again.",
     )

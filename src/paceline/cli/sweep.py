@@ -172,4 +172,6 @@ def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
     """Why the exit code is not 0."""
     if verdict.interrupted:
         return course.interrupted("the sweep had ended")
+    if verdict.details and verdict.details != verdict.why:
+        course.console.print(verdict.details, style="red", soft_wrap=True)
     return series.Trouble("ScriptFailed", complaint(verdict), advice(verdict))

@@ -14,7 +14,7 @@ def scalars(step: Step) -> dict[str, float]:
     if step.loss is not None or not step.finite:
         found["loss"] = math.nan if step.loss is None else step.loss
     training = step.total - step.evaluation  # otherwise an evaluation would look like a drop in throughput
-    if training > 0:
+    if step.samples and training > 0:
         found["samples_per_second"] = step.samples / training
     found["step_seconds/total"] = step.total
     if step.split:

@@ -25,7 +25,7 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.record import Step, read_run, read_steps
 from paceline.record.inside import Folder
-from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.phases import AT_SEAMS, EVALUATION, OTHER, PHASES
 from paceline.record.private import write_file
 from paceline.record.settling import settle
 from paceline.tables.delays import Columns, Delay, delays
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILE = "figures.json"
-VERSION = 4  # of the way in which the figures are computed
+VERSION = 5  # of the way in which the figures are computed
 LARGEST = 1 << 20  # bytes of that file
 LONG_WAIT = 2.0  # times the usual step: a wait for input of this length is not the usual one
 RECURRING = 0.15  # share of the time in such waits from which on they count in full
@@ -56,7 +56,7 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     low: float = 0.0  # samples/s of the slowest block …
     high: float = 0.0  # … and of the fastest
     step: dict[str, float] = {}  # `total`, which is `step_time`; its phases, which add up to it; `evaluation` beside it
-    split: bool = False  # whether the phases at seams were measured; if not, their zeros mean nothing
+    split: bool = False  # whether the phases at seams were measured; if not, their zeros mean nothing: see `measured`
     check: float = 0.0  # Paceline's own checks per step, beside it
     spread: float | None = None  # share of a step by which the slowest worker is behind the others; None: one worker
     slowest: Delay | None = None  # it is worth a look only if `slowest.slow`
@@ -64,6 +64,11 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
     last_loss: float | None = None
     curve: list[float] = []  # losses of the first worker: means of at most CURVE stretches of steps
     memory: int = 0  # peak bytes of the worker with the highest peak
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """`step`, with None for phases that were not measured."""
+        return {part: None if part in AT_SEAMS and not self.split else took for part, took in self.step.items()}
 
 
 def figures(by_rank: Mapping[int, Columns]) -> Figures:
@@ -245,12 +250,17 @@ def _recurring_waits(settled: Columns) -> tuple[float, float] | None:
 
 
 def _parts(by_rank: Collection[Columns], step_time: float) -> dict[str, float]:
-    """The phases of a step, over all workers: their shares of the steps that were split, times the step time."""
+    """The phases of a step, over all workers: their shares of the steps that were split, times the step time. Where
+    none was split, the phases at seams are part of `other`."""
     told = list(by_rank)
-    if any(any(columns["split"]) for columns in told):
+    is_split = any(any(columns["split"]) for columns in told)
+    if is_split:
         told = [_kept(columns, columns["split"]) for columns in told]
     whole = sum(sum(_difference(columns["total"], columns[EVALUATION])) for columns in told)
     parts = {part: sum(sum(columns[part]) for columns in told) for part in PHASES if part != EVALUATION}
+    if not is_split:
+        parts[OTHER] += sum(parts[part] for part in AT_SEAMS)
+        parts |= dict.fromkeys(AT_SEAMS, 0)
     scale = step_time / whole if whole > 0 else 0.0
     return {"total": step_time} | {part: seconds * scale for part, seconds in parts.items()}
 

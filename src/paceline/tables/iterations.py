@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from paceline.record.phases import PHASES
+from paceline.record.phases import AT_SEAMS, OTHER, PHASES
 from paceline.tables.figures import columns_in, counted_steps
 from paceline.tables.figures import warm_up as warm_up_of
 
@@ -23,6 +23,16 @@ def counted(steps: pl.DataFrame) -> pl.DataFrame:
     first = steps.filter(pl.col("rank") == pl.col("rank").min())
     numbers = counted_steps(columns_in(first)[first["rank"][0]]) if first.height else []
     return steps.filter(pl.col("step").is_in(numbers))
+
+
+def measured(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps with the phases that were measured: where no step was split, those at seams are null, and their time is
+    part of `other`."""
+    if steps["split"].any():
+        return steps
+    return steps.with_columns(
+        pl.sum_horizontal(OTHER, *AT_SEAMS).alias(OTHER), *(pl.lit(None, pl.Float64).alias(part) for part in AT_SEAMS)
+    )
 
 
 def iterations(steps: pl.DataFrame) -> pl.DataFrame:

@@ -83,7 +83,7 @@ def find(evidence: Evidence) -> Finding | None:
             finding.predicted_gain = _gain(evidence, _left(evidence))
             finding.advice = command(mod)
             finding.others = _other_mods(evidence, mod)
-            if _loading_waits(evidence):
+            if _loading_waits(evidence) and processes_for(evidence) > evidence.cores:
                 finding.advice += " — loading mostly waits, and needs more processes than cores"
     return finding
 

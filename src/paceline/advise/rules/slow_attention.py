@@ -52,8 +52,9 @@ def find(evidence: Evidence) -> Finding | None:
         ],
         predicted_gain=clock.gain(device=saved) if clock is not None else whole / (whole - saved),
         how="they take a third of their time",
-        advice="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)"
-        + (" without a mask, in bf16: --mod precision=bf16" if by_math else " instead of separate operations"),
+        advice="torch.nn.functional.scaled_dot_product_attention(q, k, v) "
+        + ("without a mask, in bf16 (--mod precision=bf16)" if by_math else "instead of separate operations")
+        + "; with is_causal=True if the mask only hides later tokens",
     )
 
 

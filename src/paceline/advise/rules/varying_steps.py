@@ -20,7 +20,7 @@ WHY = {
     "backward": "backward: changing shapes, or other programs on the machine; fix the shapes, or pad them to a few",
     "optimizer": "the optimizer's step",
     "other": "code of the script outside the model: logging, saving, plotting; do it less often, or in a thread",
-    "": "phases that the record does not split",
+    "": "changing shapes, waiting for other workers, loading, saving, or other programs on the machine",
 }
 
 
@@ -41,14 +41,14 @@ def find(evidence: Evidence) -> Finding | None:
     return Finding(
         rule="varying_steps",
         title=f"{percent(long.height / steps.height)} of the steps take {seconds(number(long['total'].mean()))}, the "
-        f"median step {seconds(usual)}: {part or 'an unknown phase'} grows",
+        f"median step {seconds(usual)}" + (f": {part} grows" if part else ""),
         evidence=[
             Figure("median step", usual, "s"),
             Figure("mean step", mean, "s"),
             Figure("longest step", number(steps["total"].max()), "s"),
             Figure("long steps", long.height),
             Figure("steps", steps.height),
-            Figure("phase that grows", part or "not known"),
+            Figure("phase that grows", part or "not measured"),
             Figure("long steps, the first five", ", ".join(map(str, sorted(set(long["step"].to_list()))[:5]))),
         ],
         predicted_gain=mean / usual,

@@ -18,6 +18,7 @@ RARE = (
     "Runs that outlast failures",
     "Labels of the record",
 )  # panels of --help-all
+SELDOM = ("gather_below", "noise_scale", "batch_dim")  # options of it
 
 
 class _Unused(ModuleType):
@@ -71,7 +72,7 @@ def verb(*shown: str) -> type[TyperCommand]:
 
 
 def _is_rare(param: Any) -> bool:
-    return getattr(param, "rich_help_panel", None) in RARE
+    return getattr(param, "rich_help_panel", None) in RARE or param.name in SELDOM
 
 
 def _help_all(help_option: Any) -> Any:
@@ -84,7 +85,7 @@ def _help_all(help_option: Any) -> Any:
 
     made = copy.copy(help_option)
     made.name, made.opts, made.secondary_opts, made.callback = "help_all", [ALL], [], show
-    made.help = "Show all options: several hosts, failures, labels."
+    made.help = "Show all options: several hosts, failures, labels, rare ones."
     return made
 
 

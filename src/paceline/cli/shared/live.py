@@ -77,6 +77,8 @@ class LiveLine:
 
     def output(self, stream: str, data: bytes) -> None:
         """Passes the script's own output on, byte for byte."""
+        if not data:
+            return
         target = sys.stderr if stream == "stderr" or self._script_to_stderr else sys.stdout
         self._take_away()
         self._write(target, data)
@@ -117,7 +119,7 @@ class LiveLine:
         figures = self._running.figures()
         parts = [
             f"step {step.step:,}" + (f" of {self._steps:,}" if self._steps else ""),
-            f"{rate(figures.samples_per_s)} samples/s",
+            f"{rate(figures.samples_per_s)} samples/s" if figures.samples_per_s else "",
             f"{seconds(figures.step_time)} a step",
         ]
         if step.loss is not None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.charts.chart import Chart
-from paceline.record.phases import AT_SEAMS, CHECK, EVALUATION, PHASES
+from paceline.record.phases import CHECK, EVALUATION, PHASES
 from paceline.record.stopping import stop
 from paceline.units import percent, seconds
 
@@ -53,32 +53,31 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
 
 
 def time_table(
-    step: Mapping[str, float],
+    step: Mapping[str, float | None],
     title: str = "where the time went",
     *,
     beside: bool = True,
     check: float = 0.0,
-    split: bool = True,
 ) -> Table:
-    """The table of where a step's time went. Evaluation and Paceline's own checks, of `check` seconds per step, are no
-    part of a step, and stand below the total; without `beside` the total includes evaluation. `split`: phases at the
-    seams were measured."""
+    """The table of where a step's time went; None: not measured. Evaluation and Paceline's own checks, of `check`
+    seconds per step, are no part of a step, and stand below the total; without `beside` the total includes
+    evaluation."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(title)
     table.add_column("a step", justify="right")
     table.add_column("share", justify="right")
     table.add_column("")
     total = step["total"] or 1.0
+    evaluated = step[EVALUATION] or 0.0
     for part in PHASES:
-        if part != EVALUATION or (step[part] > 0 and not beside):
-            if part in AT_SEAMS and not split:
-                table.add_row(part, "not measured", "", "")
-                continue
-            ratio = step[part] / total
-            table.add_row(part, seconds(step[part]), percent(ratio), bar(ratio * BAR))
-    table.add_row("total", seconds(step["total"]), "", "", style="bold")
-    if beside and step[EVALUATION] > 0:
-        table.add_row("evaluation beside it", seconds(step[EVALUATION]), percent(step[EVALUATION] / total), "")
+        took = step[part]
+        if took is None:
+            table.add_row(part, "not measured", "", "")
+        elif part != EVALUATION or (evaluated and not beside):
+            table.add_row(part, seconds(took), percent(took / total), bar(took / total * BAR))
+    table.add_row("total", seconds(step["total"] or 0.0), "", "", style="bold")
+    if beside and evaluated:
+        table.add_row("evaluation beside it", seconds(evaluated), percent(evaluated / total), "")
     if check > SHOWN * total:
         table.add_row(f"{CHECK} beside it", seconds(check), percent(check / total), "")
     return table

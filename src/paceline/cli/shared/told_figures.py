@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from paceline.record.phases import AT_SEAMS
 from paceline.tables.figures import Figures
 from paceline.units import percent, seconds
 
@@ -35,11 +34,12 @@ def slowest_words(figures: Figures) -> str:
 def figures_document(figures: Figures) -> dict[str, Any]:
     """The keys that `--json` of every verb has for the figures of a run."""
     slowest = figures.slowest
+    is_counted = figures.samples_per_s > 0 or not figures.step_time  # else steps were timed, and samples not counted
     return {
         "warm_up": figures.warm_up,
         "step_time": figures.step_time,
-        "samples_per_s": figures.samples_per_s,
-        "step": {part: None if part in AT_SEAMS and not figures.split else took for part, took in figures.step.items()},
+        "samples_per_s": figures.samples_per_s if is_counted else None,
+        "step": figures.measured,
         "check": figures.check,
         "spread": figures.spread,
         "slowest": {"rank": 0, "behind": 0.0} if slowest is None else msgspec.to_builtins(slowest),

@@ -5,19 +5,21 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from paceline.advise.commands import command
+from paceline.record.schema import Run
 from paceline.trials.converge.series import ALONE, Row, Sharp, Verdict
 from paceline.units import percent, rate, seconds
 
 WIDE = 100  # columns
 
 
-def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
-    """Prints the table and the conclusion; with `quiet`, only problems."""
+def show_verdict(console: Console, verdict: Verdict, run: Run, *, quiet: bool) -> None:
+    """Prints the table and the conclusion; with `quiet`, only problems. `run`: the series, as recorded."""
     if not quiet:
         console.print()
         console.print(convergence_table(verdict, wide=console.width >= WIDE))
         console.print()
-        for line in answer(verdict):
+        for line in answer(verdict, run):
             console.print(line, soft_wrap=True)
     for row in verdict.rows:
         if row.trouble:
@@ -38,14 +40,14 @@ def _by_trouble(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def convergence_table(verdict: Verdict, *, wide: bool = True) -> Table:
-    """One row per technique. With sharpness, the columns for speed and time need a wide terminal."""
+    """One row per technique. The column for time needs a wide terminal; with sharpness, that for speed does, too."""
     sharp = any(row.sharpness for row in verdict.rows)
     speeds = wide or not sharp
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column("workers", justify="right", no_wrap=True)
     names = [len(row.technique) for row in verdict.rows]
     table.add_column("technique", min_width=max((length for length in names if length < 20), default=0))
-    names_after = ["accuracy", *["samples/s"] * speeds, "to target", *["time"] * speeds]
+    names_after = ["accuracy", *["samples/s"] * speeds, "to target", *["time"] * wide]
     for name in [*names_after, *["curvature", "moved"] * sharp]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
@@ -54,7 +56,7 @@ def convergence_table(verdict: Verdict, *, wide: bool = True) -> Table:
         cells = [str(row.workers), row.technique, accuracy(row)]
         cells += [rate(row.samples_per_s) if row.samples_per_s else "-"] * speeds
         cells += ["-" if epochs is None else f"{epochs:.3g} epoch{'s' * (epochs > 1)}"]
-        cells += ["-" if time is None else seconds(time)] * speeds
+        cells += ["-" if time is None else seconds(time)] * wide
         cells += [curvature(row.sharpness), rise(row.sharpness)] * sharp
         table.add_row(*cells, note(row, verdict))
     return table
@@ -102,7 +104,7 @@ def note(row: Row, verdict: Verdict) -> str:
     return ", ".join(said)
 
 
-def answer(verdict: Verdict) -> list[str]:
+def answer(verdict: Verdict, run: Run) -> list[str]:
     """The conclusion from the table, in a few lines."""
     rows = {row.technique: row for row in verdict.rows}
     alone, best = rows.get(ALONE), rows.get(verdict.chosen or next(iter(verdict.tied), ""))
@@ -123,9 +125,8 @@ def answer(verdict: Verdict) -> list[str]:
             lines[-1] += ", within the spread over seeds"
     if verdict.seeds == 1:
         lines.append("One seed does not show how much of a difference is chance: --seeds 3")
-    mods = [mod for mod in best.mods if not mod.startswith(("emulate=", "accumulate="))]
-    if mods:
-        lines.append("On real workers, type: paceline run --batch scale " + " ".join(f"--mod {m}" for m in mods))
+    if real := best.on_real_workers():
+        lines.append(f"On real workers, type: {command(run, verb='run', more=real)}")
     radius = next((row.sharpness.radius for row in verdict.rows if row.sharpness), 0.0)
     if radius:
         lines.append(

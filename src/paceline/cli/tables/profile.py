@@ -121,4 +121,4 @@ def _cut(text: str, room: int, *, keep_end: bool = False) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else f"{value:,.2g}"
+    return f"{value:,.0f}" if value >= 10 or abs(value - round(value)) < 0.005 else f"{value:.2g}"

@@ -39,7 +39,7 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     if verdict.warning:
         console.print(verdict.warning, style="yellow", soft_wrap=True)
     if verdict.unfinished:
-        console.print("The budget ended before the search for the knee was complete.", style="yellow")
+        console.print("The budget ended before more rounds could confirm the knee.", style="yellow")
 
 
 def batch_table(verdict: Verdict) -> Table:
@@ -112,13 +112,13 @@ def ceiling_line(verdict: Verdict) -> str:
 
 
 def complaint(verdict: Verdict) -> str:
-    """What went wrong, with the script's own traceback if there is one."""
+    """What went wrong, in one line."""
     if verdict.largest is not None:
         what = "the sweep ended early"
     else:
         cannot_change = verdict.ceiling is Ceiling.UNSUPPORTED
         what = "the script's batch cannot be changed" if cannot_change else "nothing was measured"
-    return f"{what}: {verdict.details or verdict.why}"
+    return f"{what}: {verdict.why}"
 
 
 def advice(verdict: Verdict) -> str:

@@ -3,11 +3,12 @@ name or close over, the attributes of its classes, and what lies in objects and 
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from paceline.script.slicing import side_effects
 from paceline.script.slicing.side_effects import OWN
 
 MANY = 1000  # functions
+OF_VARIABLES = {op for op in dis.opmap if op.endswith(("_GLOBAL", "_GLOBALS", "_NAME"))}
 TORCH = ("torch.", "builtins")
 ELSEWHERE = ("__main__", "torch.", "paceline.")  # files whose variables are looked at anyhow, or not at all
 EMPTY = types.CellType()
@@ -79,9 +81,10 @@ class Reach:
         self.functions[value] = None
         for code in _codes(value.__code__):
             self.names.update(code.co_names, [text for text in code.co_consts if isinstance(text, str)])
-            self._follow_names(code.co_names, value.__globals__)
+            self._follow_names(_variables_of(code), value.__globals__, code.co_names)
 
-    def _follow_names(self, names: tuple[str, ...], space: dict[str, Any]) -> None:
+    def _follow_names(self, names: Iterable[str], space: dict[str, Any], attributes: Iterable[str]) -> None:
+        """`attributes`: names that the code looks up in what it gets, here in the files that it names."""
         for name in names:
             if name not in space or (id(space), name) in self._variables:
                 continue
@@ -94,7 +97,7 @@ class Reach:
             elif isinstance(other, type):
                 self._follow_class(other)
             elif isinstance(other, types.ModuleType):
-                self._follow_names(names, vars(other))
+                self._follow_names(attributes, vars(other), attributes)
             elif is_object(other) and not _is_foreign(type(other)):
                 self._follow_class(type(other))
 
@@ -131,6 +134,11 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
     for one in found:
         found += [constant for constant in one.co_consts if isinstance(constant, types.CodeType)]
     return found
+
+
+def _variables_of(code: types.CodeType) -> set[str]:
+    """The names that are variables there, and no attributes: `self.n` does not name the script's `n`."""
+    return {one.argval for one in dis.get_instructions(code) if one.opname in OF_VARIABLES}
 
 
 def is_object(value: Any) -> bool:

@@ -57,6 +57,8 @@ def compare(a: Figures, b: Figures, names: tuple[str, str] = ("A", "B")) -> Comp
 
 def _phases(a: Figures, b: Figures, names: tuple[str, str], *, slower: bool) -> list[str]:
     one, other = names
+    if unknown := [name for name, figures in zip(names, (a, b), strict=True) if not figures.split]:
+        return [f"Where the time goes is not known: the parts of a step of {_list(unknown)} were not timed."]
     scales, unit = (1.0, 1.0), "per step"
     said = []
     if a.batch != b.batch and a.batch and b.batch:

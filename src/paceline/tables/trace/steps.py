@@ -7,10 +7,11 @@ puts around the seams; in a trace from elsewhere they are guessed from torch's m
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import polars as pl
 
-from paceline.record.phases import MARK, OTHER, PHASES
+from paceline.record.phases import AT_SEAMS, MARK, OTHER, PHASES
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.intervals import EMPTY, Spans
 from paceline.tables.trace.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
@@ -59,15 +60,19 @@ def phases(trace: Trace) -> dict[str, Spans]:
 
 
 def breakdown(trace: Trace) -> pl.DataFrame:
-    """The host's time in each step: rank, step, wall, and the phases, which add up to it. Seconds."""
+    """The host's time in each step: rank, step, wall, and the phases, which add up to it. Seconds; null in phases at
+    seams that were not measured, whose time is in `other`."""
     steps = windows(trace)
     starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
-    parts = {phase: spans.length_within(starts, ends) / 1e9 for phase, spans in phases(trace).items()}
+    found = phases(trace)
+    parts: dict[str, Any] = {phase: spans.length_within(starts, ends) / 1e9 for phase, spans in found.items()}
+    if not any(len(found[phase]) for phase in AT_SEAMS) and _marked(trace):
+        parts |= dict.fromkeys(AT_SEAMS, [None] * steps.height)
     return steps.select(
         pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
         "step",
         walls(trace),
-    ).with_columns(pl.Series(phase, seconds) for phase, seconds in parts.items())
+    ).with_columns(pl.Series(phase, seconds, dtype=pl.Float64) for phase, seconds in parts.items())
 
 
 def waiting_for_input(trace: Trace) -> Spans:

@@ -77,6 +77,12 @@ class Row(msgspec.Struct, kw_only=True):
     trouble: str = ""
     sharpness: Sharp | None = None
 
+    def on_real_workers(self) -> list[str]:
+        """The options of `run` for this technique on as many workers; empty if it has no mods."""
+        mods = [mod for mod in self.mods if not mod.startswith(("emulate=", "accumulate="))]
+        options = [word for mod in mods for word in ("--mod", mod)]
+        return ["-n", str(self.workers), "--batch", "scale", *options] if options else []
+
 
 class Verdict(msgspec.Struct, kw_only=True):
     """The table, and the chosen technique."""

@@ -67,8 +67,9 @@ def about_workers(machine: Machine, point: Point | None) -> str:
         return f"Workers: {machine.workers} workers could not be measured."
     shown = f"{point.speedup_low:.2f}–{point.speedup_high:.2f}× in {count(point.rounds, 'round')}"
     if point.tied:
-        few = "; fewer than three rounds cannot be told from chance" if point.rounds < FEWEST else ""
-        return f"Workers: no difference between {machine.workers} workers and one was measured ({shown}{few})."
+        if point.rounds < FEWEST:
+            return f"Workers: {machine.workers} workers cannot be told from one: {shown}, and three rounds are needed."
+        return f"Workers: no difference between {machine.workers} workers and one was measured ({shown})."
     text = f"Workers: {machine.workers} workers ran at {point.speedup:.2f}× the speed of one ({shown})"
     if point.speedup < 1 and machine.full:
         text += f", because one process already computes on {machine.all_units}"

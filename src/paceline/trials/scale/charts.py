@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from paceline.charts.chart import Axis, Bars, Chart, Label, Line, Rule
-from paceline.trials.scale.series import Verdict
-from paceline.trials.scale.why import CAUSES
+from collections.abc import Sequence
+from typing import Literal
 
-COLOURS = {"compute": "data", "communication": "communication", "imbalance": "evaluation", "input": "backward"}
+from paceline.charts.chart import Axis, Bars, Chart, Label, Line, Rule
+from paceline.trials.scale.series import Point, Verdict
+from paceline.trials.scale.why import CAUSES
+from paceline.units import percent
+
+# Of the phases that they are made of.
+COLOURS = {"compute": "forward", "communication": "communication", "imbalance": "evaluation", "input": "data"}
 
 
 def charts(verdict: Verdict) -> list[Chart]:
@@ -46,13 +51,20 @@ def _throughput(verdict: Verdict) -> Chart:
             Label(
                 x=p.workers,
                 y=p.samples_per_s,
-                text=f"{p.speedup:.2f}×" + ("" if p.efficiency is None else f" · {p.efficiency:.0%}"),
-                # Keeps the text inside the frame.
-                side="below right" if p is not points[-1] or len(points) == 1 else "above left",
+                text=f"{p.speedup:.2f}×" + ("" if p.efficiency is None else f" · {percent(p.efficiency, digits=0)}"),
+                side=_side(points, n),
             )
-            for p in points
+            for n, p in enumerate(points)
         ],
     )
+
+
+def _side(points: Sequence[Point], n: int) -> Literal["below right", "above right", "above left", "below left"]:
+    """Inside the frame, and beside the line."""
+    if n == len(points) - 1 and n:
+        return "above left" if points[n].samples_per_s >= points[n - 1].samples_per_s else "below left"
+    rises = n == len(points) - 1 or points[n + 1].samples_per_s >= points[n].samples_per_s
+    return "below right" if rises else "above right"
 
 
 def _efficiency(verdict: Verdict) -> Chart:

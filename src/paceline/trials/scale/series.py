@@ -56,6 +56,7 @@ class Result:
     setting: ScaleSetting
     parts: Parts | None = None  # of a typical step; None if no step was split into parts
     failure: str = ""
+    cause: str = ""  # the failure in one line
     interrupted: bool = False
     exit_code: int = 0
 
@@ -86,6 +87,7 @@ class TrialFailure(msgspec.Struct, kw_only=True):
     round: int
     message: str
     record: str
+    cause: str = ""  # the message in one line
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -155,6 +157,9 @@ def carry_out(
             failure = "the script made no optimizer step: there is nothing to measure"
         if not failure and not outcome.interrupted and not summary.samples_per_s:
             failure = "the samples of the script's steps cannot be counted: there is no throughput to compare"
+        cause = outcome.cause.partition("\n")[0] if outcome.exit_code else ""
+        if cause and outcome.failed_rank is not None:
+            cause = f"worker {outcome.failed_rank} {cause}"
         workers = read_run(folder).workers
         by_rank = [read_steps(folder, worker.rank) for worker in workers]
         result = Result(
@@ -164,6 +169,7 @@ def carry_out(
             setting=_setting(trial, workers),
             parts=take_apart([steps[summary.warm_up :] for steps in by_rank]),
             failure=failure,
+            cause=cause,
             interrupted=outcome.interrupted,
             exit_code=outcome.exit_code,
         )
@@ -233,6 +239,7 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
                 workers=r.trial.workers,
                 round=r.trial.round,
                 message=r.failure,
+                cause=r.cause,
                 record=str(record / "trials" / r.trial.name),
             )
             for r in failures

@@ -206,7 +206,7 @@ class Sweep:
         latest = list(pairwise(speeds))[-FLAT:]
         if len(latest) < FLAT or any(after > (1 + CLOSE) * before for before, after in latest):
             return False
-        self.ceiling, self.why = Ceiling.FLAT, f"{FLAT} doublings in a row gained less than {CLOSE:.0%}"
+        self.ceiling, self.why = Ceiling.FLAT, f"{FLAT} doublings in a row gained less than {percent(CLOSE, digits=0)}"
         return True
 
     def _is_short(self, measured: Measured, asked: int) -> bool:

@@ -39,10 +39,10 @@ class Speeds:
     def of(self, mods: Mods) -> list[Measured]:
         return self._trials.get(frozenset(mods), [])
 
-    def speed(self, mods: Mods) -> float:
+    def speed(self, mods: Mods, latest: int = 2) -> float:
         """Samples/s of the latest trials; the machine's speed may have changed since older ones."""
         good = [trial.samples_per_s for trial in self.of(mods) if trial.ok]
-        return mean(good[-2:]) if good else 0.0
+        return mean(good[-latest:]) if good else 0.0
 
     def cost(self, mods: Mods) -> float | None:
         """Seconds of the last trial of this set; the first may have filled a cache. None: no trial yet."""

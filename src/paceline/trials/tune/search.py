@@ -190,13 +190,13 @@ class Search:
         row = self.standings[mod].row
         if not measured.ok:  # it needs the mod
             return
-        row.on, row.before, row.after = list(less), self.speeds.speed(less), self.speeds.speed(self.best)
-        row.gain = row.after / row.before
-        if 1 + self._worth_confirming() < row.gain <= 1 + self.speeds.margin(1):
+        row.on, latest, gain = list(less), 2, self.speeds.speed(self.best) / self.speeds.speed(less)
+        if 1 + self._worth_confirming() < gain <= 1 + self.speeds.margin(1):
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
-            row.gain = mean(ratios) if ratios else row.gain
+            latest, gain = (len(ratios), mean(ratios)) if ratios else (latest, gain)
+        row.compare(self.speeds.speed(self.best, latest), gain)
         # Fewer mods are better than more. But a mod may gain only on top of one that is still to be tried: `_prune`.
-        if row.gain <= (1 - self.speeds.margin(1) if self._expects_more() else 1 + self._worth_confirming()):
+        if gain <= (1 - self.speeds.margin(1) if self._expects_more() else 1 + self._worth_confirming()):
             row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
             self.standings[mod].fruitless += 1
             self._tried.add((mod, frozenset(less)))
@@ -274,7 +274,8 @@ class Search:
             return False
         compared = self._compared(new, measured)
         gain = self.speeds.speed(new) / before
-        row.before, row.after, row.gain, row.loss_difference = before, self.speeds.speed(new), gain, compared.distance
+        row.compare(self.speeds.speed(new), gain)
+        row.loss_difference = compared.distance
         if not compared.held:
             row.settle(Reason.REFUSED, refusal(compared))
             standing.out = True
@@ -335,7 +336,8 @@ class Search:
             standing.out = True
             return
         gain, margin = mean(ratios), max(self.speeds.margin(len(ratios)), WORTH * standing.candidate.doubles)
-        row.before, row.after, row.gain, standing.gain = self.speeds.speed(old), self.speeds.speed(new), gain, gain
+        row.compare(self.speeds.speed(new, len(ratios)), gain)
+        standing.gain = gain
         if gain <= 1 + margin:
             standing.fruitless += 1
             row.settle(Reason.NO_GAIN, no_gain(gain, margin))
@@ -360,7 +362,7 @@ class Search:
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
             if ratios and mean(ratios) < 1 + max(LEAST, self._worth_confirming()):
                 row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
-                row.gain, row.before, row.after = mean(ratios), self.speeds.speed(less), self.speeds.speed(self.best)
+                row.compare(self.speeds.speed(self.best, len(ratios)), mean(ratios))
                 self.best = less
 
     def _confirm_the_whole(self) -> None:

@@ -38,8 +38,9 @@ class Problem(StrEnum):
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One mod. `before`: samples/s of the set that the mod was tried on; `after`: with the mod; `gain`: their ratio.
-    All three are None if the trial failed. `loss_difference` is None if there was no loss."""
+    """One mod. `before`: samples/s of the set that the mod was tried on, beside the trials with the mod; `after`: with
+    the mod; `gain`: their ratio. All three are None if the trial failed. `loss_difference` is None if there was no
+    loss."""
 
     mod: str
     before: float | None = None
@@ -50,6 +51,10 @@ class Row(msgspec.Struct, kw_only=True):
     code: Reason = Reason.NOT_TRIED
     reason: str = "not tried"  # `code` in words
     on: list[str] = []  # the mods that it was tried with
+
+    def compare(self, after: float, gain: float) -> None:
+        """`gain` is that of pairs of trials, and `after` the speed in them: in others the machine's was another."""
+        self.before, self.after, self.gain = after / gain, after, gain
 
     def settle(self, code: Reason, reason: str) -> None:
         """Sets whether the mod is kept, and why."""
@@ -138,7 +143,12 @@ class Verdict(msgspec.Struct, kw_only=True):
             best = max(doubted, key=lambda row: row.gain or 0.0)
             seen = f"{best.mod} gained {best.gain:.2f}× in a first trial, and " if best.gain else ""
             ended = any(words in best.reason for words in ("budget ended", "no time"))
-            why = "the budget ended before that could be repeated" if ended else "the last check did not repeat that"
+            that = "that" if seen else "a gain"
+            why = (
+                f"the budget ended before {that} could be repeated"
+                if ended
+                else f"the last check did not repeat {that}"
+            )
             return Conclusion(
                 known=Known.NOT_CONFIRMED,
                 sentence=f"no confirmed gain: {seen}{why}" + (f"; {left}" if untried else ""),

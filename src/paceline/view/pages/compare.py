@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.charts.chart import Axis, Bars, Chart
-from paceline.record.phases import AT_SEAMS, EVALUATION, PHASES
+from paceline.record.phases import EVALUATION, OTHER, PHASES
 from paceline.tables.comparing.difference import difference_of_ops
 from paceline.tables.comparing.why_slower import compare
 from paceline.tables.figures import Figures
@@ -187,10 +187,11 @@ def _parts(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
     rows: list[dict[str, Any]] = []
     for part in ("total", *PHASES):
         row: dict[str, Any] = {"part": part}
-        row |= {run.letter: each.step[part] for run, each in timed if each.split or part not in AT_SEAMS}
-        if two and (part not in AT_SEAMS or all(each.split for _, each in timed)):
-            before, after = (each.step[part] for _, each in timed)
-            row |= {"change": after - before, "ratio": after / before if before else None}
+        told = [each.measured[part] for _, each in timed]
+        row |= {run.letter: took for (run, _), took in zip(timed, told, strict=True)}
+        known = part != OTHER or all(each.split for _, each in timed)  # it holds what was not timed
+        if two and known and told[0] is not None and told[1] is not None:
+            row |= {"change": told[1] - told[0], "ratio": told[1] / told[0] if told[0] else None}
         rows.append(row)
     columns = [
         Column(key="part", title="part", how="Part of a step, as each worker times it."),

@@ -75,6 +75,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                     for part in PHASES
                     if part != EVALUATION and measures.step[part] > 0
                 ],
+                missing=[part for part in PHASES if measures.measured[part] is None],
                 total=measures.step["total"],
             )
         ]
@@ -162,7 +163,7 @@ def _tiles(record: Opened, measures: Figures) -> list[Tile]:
                 label="steps",
                 value=f"{measures.steps:,}",
                 how="Optimizer steps of rank 0.",
-                detail=f"{measures.samples:,} samples",
+                detail=f"{measures.samples:,} samples" if measures.samples else "",
             )
         )
     if measures.last_loss is not None:

@@ -9,7 +9,7 @@ import polars as pl
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.phases import PHASES
 from paceline.tables.iterations import iterations
-from paceline.units import percent
+from paceline.units import count, percent
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
@@ -50,7 +50,7 @@ COLUMNS = (
         )
         for part in PHASES
     ),
-    Column(key="samples", title="samples", how="Samples of the whole batch.", kind="count"),
+    Column(key="samples", title="samples", how="Samples of the whole batch.", kind="count", optional=True),
     Column(key="loss", title="loss", how="As the script computed it.", kind="number"),
     Column(key="warm_up", title="warm-up", how="Warm-up steps are left out of all measurements.", kind="flag"),
 )
@@ -76,7 +76,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 ),
                 Tile(
                     label="warm-up",
-                    value=f"{measures.warm_up} steps",
+                    value=count(measures.warm_up, "step"),
                     how="The first steps, until step times are stable.",
                 ),
                 Tile(
@@ -89,12 +89,13 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             ]
         ),
         step_times(record, measures),
-        _parts(steps),
+        *([_parts(steps)] if steps["split"].any() else []),
     ]
     shown = steps.join(
         table.select("rank", "step", "warm_up", "usual", "excess", "outlier", "why"), on=["rank", "step"], how="left"
     )
     blank = [pl.when("split").then(part).alias(part) for part in PHASES]
+    blank.append(pl.when(pl.col("samples") > 0).then("samples").alias("samples"))
     shown = shown.with_columns(blank).sort("step", "rank")
     if shown.height > MOST:
         blocks.append(Note(text=f"The table shows the last {MOST:,} of {shown.height:,} rows.", tone="warn"))

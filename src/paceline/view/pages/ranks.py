@@ -9,7 +9,7 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, HeatMap
 from paceline.record.phases import PHASES
-from paceline.tables.iterations import counted
+from paceline.tables.iterations import counted, measured
 from paceline.tables.stragglers import lags, stragglers
 from paceline.units import seconds
 from paceline.view.records.measures import measure
@@ -35,7 +35,10 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 tone="warn",
             )
         )
-    if not named.height:
+    if not table.height:
+        why = "the parts of a step were not timed" if not steps["split"].any() else "too few steps of all ranks"
+        blocks.append(Note(text=f"Whether a rank is slow is not known: {why}."))
+    elif not named.height:
         blocks.append(Note(text="No straggler: all ranks take about the same time for their own work.", tone="good"))
     if late.height:
         blocks.append(heat_map(late, measure(record).step_time))
@@ -81,7 +84,7 @@ def heat_map(late: pl.DataFrame, step_time: float) -> Chart:
 
 def _settled(steps: pl.DataFrame) -> pl.DataFrame:
     settled = counted(steps)
-    return settled.filter("split") if settled["split"].any() else settled
+    return settled.filter("split") if settled["split"].any() else measured(settled)
 
 
 def _parts(steps: pl.DataFrame) -> Chart:

@@ -109,8 +109,8 @@ def _converge(folder: Folder) -> str:
     if accuracy is None:
         return "no technique gave an accuracy" if _rows(verdict, "rows") else ""
     if len(tied) > 1:
-        return f"{', '.join(tied[:3])}{', …' * (len(tied) > 3)}: a tie, accuracy {percent(accuracy)}"
-    return f"{named}: accuracy {percent(accuracy)}"
+        return f"accuracy {percent(accuracy)}, a tie of {', '.join(tied[:3])}{', …' * (len(tied) > 3)}"
+    return f"accuracy {percent(accuracy)} with {named}"
 
 
 def _bandwidth(folder: Folder) -> str:

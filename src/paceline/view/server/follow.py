@@ -124,7 +124,7 @@ class Follower:
 
 
 def _speed(step: Step) -> float | None:
-    return step.samples / step.total if step.total > 0 else None
+    return step.samples / step.total if step.samples and step.total > 0 else None
 
 
 def _rank(rank: int, steps: list[Step]) -> list[Any]:

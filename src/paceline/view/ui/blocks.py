@@ -45,12 +45,13 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBlock:
-    """A total and its parts, as one bar. A part is (name, seconds, colour)."""
+    """A total and its parts, as one bar. A part is (name, seconds, colour). `missing`: parts that were not measured."""
 
     title: str
     how: str
     parts: Sequence[tuple[str, float, str]]
     total: float
+    missing: Sequence[str] = ()
     name: str = "split"
     kind: str = field(default="split", init=False)
 

@@ -72,7 +72,9 @@ def overlaid(runs: Sequence[Compared], over: str) -> list[Chart]:
     ):
         lines, usual, known = [], 0.0, pl.Series(dtype=pl.Float64)
         for run in runs:
-            steps = run.first.with_columns((pl.col("samples") / pl.col("total")).alias("speed"))
+            steps = run.first.with_columns(
+                pl.when(pl.col("samples") > 0).then(pl.col("samples") / pl.col("total")).alias("speed")
+            )
             steps = steps.filter(pl.col(key).is_not_null() & pl.col(key).is_finite())
             if steps.height:
                 lines.append(_line(run, steps[x_of].to_list(), steps[key].to_list(), unit))

@@ -48,9 +48,7 @@ def converging(verdict: Verdict, record: Opened) -> list[Block]:
                 tone="warn",
             )
         )
-    elif mods := [mod for mod in best.mods if not mod.startswith(("emulate=", "accumulate="))]:
-        options = [word for mod in mods for word in ("--mod", mod)]
-        real = ["-n", str(verdict.workers), "--batch", "scale", *options]
+    elif real := best.on_real_workers():
         blocks.append(CommandBlock(title="Run it so, on real workers", command=command(record, verb="run", more=real)))
     blocks += [*charts.accuracy(verdict), *_losses(verdict, record), *charts.loss_lines(verdict)]
     blocks += critical_notes(record)

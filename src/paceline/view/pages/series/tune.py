@@ -8,6 +8,7 @@ from paceline.errors import RecordError
 from paceline.trials.tune.candidates import settings_of
 from paceline.trials.tune.charts import charts
 from paceline.trials.tune.patch import BY_HAND, ByHand
+from paceline.trials.tune.trials import NOISY
 from paceline.trials.tune.verdict import Known, Verdict
 from paceline.units import percent, rate, size
 from paceline.view.records.record import Opened
@@ -126,7 +127,7 @@ def _run_it_so(verdict: Verdict, record: Opened) -> list[Block]:
         return [
             Note(
                 text=f"{told.sentence[:1].upper()}{told.sentence[1:]}.",
-                tone="good" if known else "warn",
+                tone="warn" if not known else "good" if verdict.noise < NOISY else "",
                 advice="" if known else "Allow more time: --budget 15m",
             )
         ]
