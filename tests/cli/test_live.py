@@ -12,6 +12,7 @@ from fake_launch import one_step
 from rich.console import Console
 
 from paceline.cli.shared.live import LiveLine
+from paceline.launch.events import Checking
 from paceline.tables.figures import Figures
 
 
@@ -211,3 +212,21 @@ def test_lines_without_a_terminal_come_ever_more_rarely(monkeypatch):
     assert pauses == sorted(pauses)
     assert pauses[-1] == 600
     assert len(said) < 50
+
+
+def test_a_long_check_takes_the_place_of_the_progress_until_it_ends(start):
+    terminal, live = start()
+    live.event(Checking("whether the module Net can be computed in slices"))
+    assert terminal.lines() == ["checking whether the module Net can be computed in slices …"]
+    live.event(Checking(""))
+    assert terminal.lines() == ["2 workers, no step yet …"]
+
+
+def test_without_a_terminal_a_long_check_is_a_line_of_its_own(monkeypatch):
+    log = LogFile()
+    monkeypatch.setattr(sys, "stderr", log)
+    console = Console(stderr=True, highlight=False, markup=False, width=80)
+    live = LiveLine(console, workers=2, quiet=False, script_to_stderr=False)
+    for what in ("whether the module Net can be computed in slices", ""):
+        live.event(Checking(what))
+    assert log.lines() == ["paceline: checking whether the module Net can be computed in slices …", ""]

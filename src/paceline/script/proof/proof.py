@@ -24,6 +24,7 @@ from paceline.errors import NotSplitError, PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
 from paceline.script.proof import growth, surroundings, trial
+from paceline.script.proof.conflicts import Conflicts
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
@@ -41,6 +42,7 @@ from paceline.script.slicing.ways import Way, batch_of, fits, knows_more, some_r
 from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
+TRIES = 48  # ways to cut the arguments of one call
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
 
@@ -132,9 +134,12 @@ class Proof:
         all_rows: bool,
         compared: bool,
     ) -> tuple[SlicePlan | None, str]:
-        trouble = ""
+        trouble, conflicts, tries = "", Conflicts(), 0
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
+            if tries == TRIES or conflicts.rule_out(way[1]):
+                continue
+            tries += 1
             try:
                 try:
                     plan = prove(way, all_rows=all_rows, compared=compared)
@@ -152,6 +157,9 @@ class Proof:
                 raise
             except Exception as error:  # the module's own, on a part of the rows
                 trouble = trouble or f"tried on some of the rows, it raised {type(error).__name__}: {error}"
+                if not (all_rows or isinstance(way[1], GraphCuts)) and number + 1 < len(ways):
+                    some = _own(some_rows(given, leaves, way[1], FEW[0]))
+                    conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
         return None, trouble or "no argument that it uses can be cut"
 
     def _try(

@@ -10,7 +10,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
-from paceline.script.slicing.reasons import describe, line_of_script
+from paceline.script.slicing.reasons import line_of_script, name_of
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -177,7 +177,7 @@ class SlicedCalls:
         if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves, compared)):
             if len(plans) >= MOST:
                 plans.clear()
-            with self.group.watch.checking():
+            with self._checking(module, "can be computed in slices"):
                 whole = unsharded(given)
                 known = plans[kind] = self._prove(
                     own,
@@ -345,6 +345,16 @@ class SlicedCalls:
         self.guards.forget(module)
         return True
 
+    @contextmanager
+    def _checking(self, module: nn.Module, what: str) -> Iterator[None]:
+        with self.group.watch.checking(), self.group.pulse.checking(f"whether the {self._named(module)} {what}"):
+            yield
+
+    def _named(self, module: nn.Module) -> str:
+        """The module, its name in the script and the line that calls it, for a person."""
+        known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
+        return f"module {name_of(module)} ({known})" if known else f"module {name_of(module)}"
+
     def _tell_doubt(self, module: nn.Module) -> None:
         name = type(uncompiled(module)).__name__
         self.group.pulse.notice(
@@ -357,10 +367,8 @@ class SlicedCalls:
         told = why.message.splitlines()[0]
         about = {type(uncompiled(module)).__name__, told.partition(": ")[2]}  # once for a class, and for a cause
         if not about & self._told:
-            known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
-            name = describe(module)
-            named = f"{name} ({known})" if known else name
-            self.group.pulse.notice(f"{told.replace(name, named, 1)} Therefore {instead}.")
+            named = told.replace(f"module {name_of(module)}", self._named(module), 1)
+            self.group.pulse.notice(f"{named} Therefore {instead}.")
         self._told |= about
 
     def _join_argument(
@@ -443,7 +451,7 @@ class SlicedCalls:
             is_largest = batch > max(plan.batches)  # a limit that the code has would show: `y[:8]`
             plan.batches.add(batch)
             if is_largest or _is_due(len(plan.batches)):
-                with self.group.watch.checking():
+                with self._checking(module, f"computes the same of {batch} rows as of few"):
                     return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
         return True
 
