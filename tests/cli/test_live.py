@@ -227,6 +227,6 @@ def test_without_a_terminal_a_long_check_is_a_line_of_its_own(monkeypatch):
     monkeypatch.setattr(sys, "stderr", log)
     console = Console(stderr=True, highlight=False, markup=False, width=80)
     live = LiveLine(console, workers=2, quiet=False, script_to_stderr=False)
-    for what in ("whether the module Net can be computed in slices", ""):
+    for what in ("whether the module Net can be computed in slices", "") * 2:
         live.event(Checking(what))
     assert log.lines() == ["paceline: checking whether the module Net can be computed in slices …", ""]

@@ -53,6 +53,7 @@ class LiveLine:
         self._terminal = console.is_terminal and not quiet
         self._text = Text(f"{count(workers, 'worker')}, no step yet …", style="dim")
         self._check: Text | None = None  # takes the place of the text while Paceline checks something for long
+        self._told_checks = set[str]()  # without a terminal
         self._drawn = self._asking = False
         self._line_complete = True  # whether the script's output ends in a newline, where this line would follow
         self._said, self._said_at = "", time.monotonic()  # the last line without a terminal
@@ -109,7 +110,8 @@ class LiveLine:
         if self._terminal:
             self._take_away()
             self._draw()
-        elif self._check is not None and not self._quiet:
+        elif self._check is not None and not self._quiet and what not in self._told_checks:
+            self._told_checks.add(what)
             self._end_line()
             self._console.print("paceline:", self._check, soft_wrap=True)
 

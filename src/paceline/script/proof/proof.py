@@ -9,6 +9,7 @@ the line that made it.
 from __future__ import annotations
 
 import functools
+import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from paceline.script.proof.conflicts import Conflicts
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
-from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, names_of, numbers_of
+from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, line_in, names_of, numbers_of
 from paceline.script.proof.trial import Traced
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.arguments import cut_leaves
@@ -102,7 +103,7 @@ class Proof:
             one = Unbatched(f"{describe(module)} gets a batch of less than two rows.")
         if plan is None and len(ways) == len(plain_ways) and has_links(leaves):
             why = "it gets a graph, whose nodes depend on each other by their numbers in another argument"
-        return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
+        return plan or one or refusal(module, given, leaves, plain_ways or ways, why, self.batch_dim)
 
     def first(
         self,
@@ -134,7 +135,7 @@ class Proof:
         all_rows: bool,
         compared: bool,
     ) -> tuple[SlicePlan | None, str]:
-        trouble, conflicts, tries = "", Conflicts(), 0
+        mixes, raised, conflicts, tries = "", "", Conflicts(), 0
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
             if tries == TRIES or conflicts.rule_out(way[1]):
@@ -152,15 +153,16 @@ class Proof:
                     plan.compiled = any(map(is_compiled, module.modules()))
                     return plan, ""
             except CannotTry as error:
-                trouble = trouble or str(error)
+                mixes = mixes or str(error)
             except PacelineError:
                 raise
             except Exception as error:  # the module's own, on a part of the rows
-                trouble = trouble or f"tried on some of the rows, it raised {type(error).__name__}: {error}"
+                raised = raised or _told_error(error)
                 if not (all_rows or isinstance(way[1], GraphCuts)) and number + 1 < len(ways):
                     some = _own(some_rows(given, leaves, way[1], FEW[0]))
                     conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
-        return None, trouble or "no argument that it uses can be cut"
+        # A way that raised is most often none that a person would think of.
+        return None, mixes or raised or "no argument that it uses can be cut"
 
     def _try(
         self,
@@ -547,6 +549,14 @@ class _Judge:
             if kind is None:
                 raise CannotTry("it draws other random numbers on other numbers of rows, in a way that cannot be split")
             yield DrawRule(len(drawn[0].shape), kind.dim, kind.of, drawn[0].order)
+
+
+def _told_error(error: Exception) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    line = next(filter(None, (line_in(frame) for frame in reversed(frames))), "")
+    told = str(error).strip().splitlines()
+    at, what = f" ({line})" if line else "", f": {told[0]}" if told else ""
+    return f"tried on some of the rows, it raised {type(error).__name__}{at}{what}"
 
 
 def _saves_nothing() -> AbstractContextManager[Any]:

@@ -46,7 +46,7 @@ from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
-from paceline.script.slicing.reasons import line_of_script, name_of
+from paceline.script.slicing.reasons import cause_of, line_of_script, name_of
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -109,11 +109,14 @@ class SlicedCalls:
         gather_below: int,
         as_script: Callable[[], AbstractContextManager[None]],
         name_in_script: Callable[[nn.Module], str],
+        advice_for: Callable[[NotSplitError], str],
     ) -> None:
         """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded.
-        `as_script`: inside it, a module's call is an outermost one. `name_in_script`: of a module, for a person."""
+        `as_script`: inside it, a module's call is an outermost one. `name_in_script`: of a module, for a person.
+        `advice_for`: what the user may type about a refusal."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
         self._gather_below, self._as_script, self._name_in_script = gather_below, as_script, name_in_script
+        self._advice_for = advice_for
         self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages, self._draws = averages, draws
@@ -365,10 +368,11 @@ class SlicedCalls:
     def _tell_why(self, module: nn.Module, why: NotSplitError, instead: str) -> None:
         self.refusal = self.refusal or why
         told = why.message.splitlines()[0]
-        about = {type(uncompiled(module)).__name__, told.partition(": ")[2]}  # once for a class, and for a cause
+        about = {name_of(module), cause_of(told)}  # once for a class, and for a cause
         if not about & self._told:
             named = told.replace(f"module {name_of(module)}", self._named(module), 1)
-            self.group.pulse.notice(f"{named} Therefore {instead}.")
+            advice = f" {self._advice_for(why)}".rstrip()
+            self.group.pulse.notice(f"{named} Therefore {instead}.{advice}")
         self._told |= about
 
     def _join_argument(
