@@ -196,7 +196,7 @@ class Proof:
             if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
                 raise CannotTry(f"{_told(place)} is as long as the batch, and not replaced by the call")
         plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
-        plan.numbers = numbers_of([traced.forward for traced in traces])
+        plan.numbers, plan.told = numbers_of([traced.forward for traced in traces]), traces[0].told
         if single and not isinstance(cuts, GraphCuts):
             judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
         larger = self._larger(given, leaves, way, compared=compared or bool(lent))

@@ -32,6 +32,7 @@ from paceline.script.redo import leaves_behind
 from paceline.script.slicing import bounds, side_effects
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.mutations import Containers
+from paceline.script.slicing.prints import logged
 from paceline.script.slicing.side_effects import Place
 from paceline.torch_private import (
     is_dtensor,
@@ -237,7 +238,7 @@ def _note_line(written: io.StringIO) -> Callable[[logging.Logger, logging.LogRec
 
     def note(logger: logging.Logger, record: logging.LogRecord) -> None:
         if logger.hasHandlers():
-            written.write(f"{record.msg} {record.args}")
+            written.write(logged(record))
 
     return note
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.errors import NotSplitError
 from paceline.script import tree
+from paceline.script.slicing.graphs import has_links
 from paceline.script.slicing.plan import Unbatched
 from paceline.script.slicing.ways import Way, can_be_cut
 from paceline.torch_private import uncompiled
@@ -68,6 +69,8 @@ def refusal(
     shape = tuple(leaves[batch_leaf].shape)
     tried = sorted({cuts[first] for first, cuts in ways if first == batch_leaf})
     dims = f"dimension{'s' if len(tried) > 1 else ''} {' and '.join(map(str, tried))}"
+    if has_links(leaves):  # a loader that hands out slices would cut the graph
+        return NotSplitError(f"{describe(module)} is not computed in slices: {why.rstrip('.')}.")
     is_elsewhere = len(shape) > len(tried) and not batch_dim and why.startswith("tried")
     return NotSplitError(
         f"{describe(module)} is not computed in slices: {why.rstrip('.')}.\n"

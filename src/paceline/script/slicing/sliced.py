@@ -46,6 +46,7 @@ from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.slicing.prints import Prints
 from paceline.script.slicing.reasons import cause_of, line_of_script, name_of
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
@@ -217,7 +218,7 @@ class SlicedCalls:
         names, places = None, dict[Place, Any]()
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
         is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
-        is_due = is_due or plan.is_doubtful
+        is_due = is_due or plan.is_doubtful or plan.has_told
         if compared and not plan.compiled and is_due:
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
@@ -226,15 +227,23 @@ class SlicedCalls:
             plan.compiled and (plan.draws or plan.averages) and is_due
         ):  # a target may be ignored in any call
             begun.put_back = _state(subject, local, versions)
-        made = graph_nodes_made()
+        made, prints = graph_nodes_made(), Prints(hold=begun.put_back is not None)
         try:
             with (
                 self._inside(plan, split, plain is own),
                 sharing(module, plan.states, self.group),
                 names or nullcontext(),
+                nullcontext() if plan.compiled else prints.watched(),
             ):
                 output = containers.told(plain(module, *cut_args, **cut_kwargs))
                 is_complete, is_own = self._draws.is_complete or plain is not own, not self._draws.on
+        except AstrayError:
+            raise
+        except Exception as error:
+            prints.release()
+            if any(map(str.isdigit, str(error))):
+                error.add_note(f"(on worker {self.group.rank}, which had {split.mine} of {split.batch} rows)")
+            raise
         finally:
             self.split = None
             self.averages.end()
@@ -260,6 +269,12 @@ class SlicedCalls:
             raise NotAsProven("it takes other means over targets than when it was tried out")
         if plan.all_count and not self.averages.all_count(plan.traced_averages):
             raise NotAsProven("it adds another term to a mean over targets of which some are ignored or weighted")
+        if prints.text not in ("", plan.told):
+            plan.has_told = True
+            if begun.put_back is not None:
+                raise NotAsProven("it prints what depends on the rows")
+            self._tell_slice(module)
+        prints.release()
         for attribute in attributes:
             attribute.take_back(subject)
         met = self.group.pulse.collectives
@@ -357,6 +372,12 @@ class SlicedCalls:
         """The module, its name in the script and the line that calls it, for a person."""
         known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
         return f"module {name_of(module)} ({known})" if known else f"module {name_of(module)}"
+
+    def _tell_slice(self, module: nn.Module) -> None:
+        self.group.pulse.notice(
+            f"What the {self._named(module)} has printed inside this call is of worker 0's slice, not of the whole "
+            "batch. In later calls that print it is of the whole batch."
+        )
 
     def _tell_doubt(self, module: nn.Module) -> None:
         name = type(uncompiled(module)).__name__
