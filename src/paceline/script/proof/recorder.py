@@ -8,6 +8,7 @@ saved and the tensor itself have one number, as long as they show the same. A ch
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from paceline.torch_private import (
     writes_to,
 )
 
+AS_VIEW = torch.ops.aten.view.default
 KNOWN_VALUES = 1 << 20  # elements: larger constants are not kept
 READS = ("numpy", "tolist", "data_ptr", "__dlpack__")
 
@@ -135,7 +137,8 @@ class Recorder(DispatchMode):
         for tensor in changed:
             if (name := self._guarded.get(_storage(tensor))) is not None:
                 raise CannotTry(f"it changes the parameter {name} in its forward")
-        op = Op(func, func.overloadpacket.__name__, _mapped(args, self._noted), _mapped(kwargs, self._noted))
+        noted, args_noted = (AS_VIEW, args[:2]) if _is_only_a_view(func, args, kwargs) else (func, args)
+        op = Op(noted, noted.overloadpacket.__name__, _mapped(args_noted, self._noted), _mapped(kwargs, self._noted))
         op.placed, op.in_norm = not self._draws.on, Recorder.in_norm > 0
         if self._lines:
             op.line = self._line()
@@ -365,6 +368,17 @@ def line_in(frame: Any) -> str:
     if file.startswith((_TORCH, _OURS, "<eval_with_key>")) or name.startswith(NOT_THE_SCRIPT):
         return ""
     return f"{os.path.basename(file)}:{frame.f_lineno}"
+
+
+def _is_only_a_view(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether `as_strided` shows all of a tensor, in order: so autograd writes to a view that a layer changes in place
+    (a normalization before `LeakyReLU(inplace=True)`)."""
+    if func is not torch.ops.aten.as_strided.default or kwargs:
+        return False
+    tensor, sizes, strides, *offset = args
+    is_here = not offset or offset[0] in (None, tensor.storage_offset())
+    dense = torch.empty(sizes, device="meta").stride()
+    return is_here and tensor.is_contiguous() and tuple(strides) == dense and math.prod(sizes) == tensor.numel()
 
 
 def _storage(tensor: torch.Tensor) -> int:
