@@ -37,6 +37,7 @@ class Conflicts:
             self._found.append({leaf: cuts.get(leaf) for leaf in looked_at})
 
 
+@trial.in_own_context
 def _looked_at(plain: Callable[..., Any], module: nn.Module, given: Any, draws: Draws) -> set[int] | None:
     """The arguments that the module looked at until it raised; None if it does not raise, or cannot be watched."""
     if any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):

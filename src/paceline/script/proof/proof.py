@@ -261,6 +261,7 @@ class Proof:
             break
         return ""
 
+    @trial.in_own_context
     def _steps(
         self,
         plain: Callable[..., Any],

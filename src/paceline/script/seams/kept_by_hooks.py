@@ -62,7 +62,7 @@ def namespaces(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
                     new = {} if id(space) in known else space
                     known.add(id(space))
                 yield f"{MARK}{number}:{name}:{path}", new
-    if any(_hooks(m) for m in module.modules()) and (context := _Context()):
+    if context := _Context():
         yield CONTEXT, context
 
 
