@@ -103,6 +103,7 @@ swap_tensor_impl = torch._C._swap_tensor_impl
 no_functions_or_modes: Any = torch._C.DisableTorchFunction  # … and no mode
 no_dispatch_modes: Any = torch.utils._python_dispatch._disable_current_modes  # … and none of these is told
 old_reduction: Callable[..., str] = torch.nn._reduction.legacy_get_string  # of `size_average` and `reduce`
+graph_node_running: Callable[[], Any] = torch._C._current_autograd_node  # None outside of a backward
 graph_nodes_made: Callable[[], int] = torch._C._autograd._get_sequence_nr  # by this thread
 current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentStream", lambda device: 0)
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from paceline.cli.profile import OF_TORCH
 from paceline.cli.shared.live import LiveLine
+from paceline.launch.events import Checking
 from paceline.tables.figures import Figures
 
 OF_ALLOCATOR = (
@@ -241,3 +242,21 @@ def test_samples_that_cannot_be_counted_are_not_zero(start):
 def test_the_allocators_warning_goes_with_all_of_its_line(rank):
     said = b"loss 1\n" + rank + b"[W1119 10:43:47.38 CPUAllocator.cpp:245] " + OF_ALLOCATOR + b"\nloss 2\n"
     assert OF_TORCH.sub(b"", said) == b"loss 1\nloss 2\n"
+
+
+def test_a_long_check_takes_the_place_of_the_progress_until_it_ends(start):
+    terminal, live = start()
+    live.event(Checking("whether the module Net can be computed in slices"))
+    assert terminal.lines() == ["checking whether the module Net can be computed in slices …"]
+    live.event(Checking(""))
+    assert terminal.lines() == ["2 workers, no step yet …"]
+
+
+def test_without_a_terminal_a_long_check_is_a_line_of_its_own(monkeypatch):
+    log = LogFile()
+    monkeypatch.setattr(sys, "stderr", log)
+    console = Console(stderr=True, highlight=False, markup=False, width=80)
+    live = LiveLine(console, workers=2, quiet=False, script_to_stderr=False)
+    for what in ("whether the module Net can be computed in slices", "") * 2:
+        live.event(Checking(what))
+    assert log.lines() == ["paceline: checking whether the module Net can be computed in slices …", ""]

@@ -37,3 +37,14 @@ def test_without_a_launcher_notices_go_nowhere() -> None:
 def test_a_new_worker_has_done_nothing() -> None:
     pulse = Pulse()
     assert (pulse.step, pulse.seam, pulse.waiting, pulse.collectives, pulse.latest) == (0, "start", "", 0, None)
+
+
+def test_only_a_long_check_is_told(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("paceline.comm.pulse.time.monotonic", lambda: now[0])
+    pulse = Pulse()
+    with pulse.checking("whether it holds"):
+        assert pulse.long_check == ""
+        now[0] += 3.0
+        assert pulse.long_check == "whether it holds"
+    assert pulse.long_check == ""

@@ -172,9 +172,43 @@ def test_point_04_a_script_whose_only_model_mixes_samples_runs_whole_and_says_so
     assert played.outcome.exit_code == 0
     assert played.printed == "step 0\nstep 1\nstep 2\n"
     notices = "\n".join(played.outcome.notices)
-    for part in ("Mixer", "every worker computes it whole", "no faster than one", "--mod view=slice"):
+    for part in ("Mixer", "every worker computes it whole", "no faster than one", "model, called at train.py:12"):
         assert part in notices
     assert "--whole" not in notices  # it is whole
+    assert "view=slice" not in notices  # it needs a DataLoader, and the script has none
+
+
+def test_point_04_a_notice_names_the_local_variable_the_cause_once_and_what_to_type(play: Play) -> None:
+    played = play(
+        """
+        import torch
+        from torch.utils.data import DataLoader
+        class Center(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(3, 3))
+            def forward(self, images):
+                y = images @ self.weight
+                return y - y.median(0).values
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = Center(), torch.nn.Linear(3, 1)
+            def forward(self, images):
+                return self.head(self.body(images))
+        class Trainer:
+            def __init__(self):
+                self.model = Model()
+            def fit(self):
+                for images in DataLoader(torch.randn(12, 3), batch_size=6):
+                    self.model(images).sum().backward()
+        Trainer().fit()
+        """
+    )
+    (notice,) = (n for n in played.outcome.notices if "is not computed in slices" in n)
+    assert "The module Center (self.model.body, called at train.py:" in notice
+    assert "by median (train.py:10)" in notice
+    assert notice.endswith("To let every worker see only its own slice, as under DDP: --mod view=slice.")
 
 
 # -- 5 -----------------------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ The main thread writes, the control thread reads. Each update is a single attrib
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from paceline.errors import PacelineError
 
 BEAT = 0.5  # seconds between two heartbeats of any process of a run
+LONG = 2.0  # seconds of a check of Paceline's own, after which the person at the terminal is told of it
 LOST = 10.0  # seconds without one, after which a host, or the controller, is lost
 
 
@@ -31,6 +33,7 @@ class Pulse:
         self.speaks = False  # what the script writes here goes to its real files
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, if measured
+        self._check = ("", 0.0)  # what is being checked, and since when
         self.asking = False  # the main thread waits for standard input: somebody is at a prompt
         self.evaluated_after = 0.0  # seconds of evaluation after the last step, once the script has ended
         self._notify = notify
@@ -58,6 +61,21 @@ class Pulse:
     def leave(self) -> None:
         """The collective is done."""
         self.waiting = ""
+
+    @contextmanager
+    def checking(self, what: str) -> Iterator[None]:
+        """Around a check of Paceline's own that may take long. `what`: a clause for the person at the terminal."""
+        before, self._check = self._check, (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._check = before
+
+    @property
+    def long_check(self) -> str:
+        """What has been checked for long; empty if nothing."""
+        what, since = self._check
+        return what if time.monotonic() - since > LONG else ""
 
     def notice(self, text: str, *, mod: str = "") -> None:
         """Prints a notice on the user's terminal, once per run: the launcher drops repeats and notices of other

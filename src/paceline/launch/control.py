@@ -182,6 +182,7 @@ class Control:
             latest=pulse.latest,
             passed=pulse.passed,
             asking=pulse.asking,
+            checking=pulse.long_check,
             evaluated_after=pulse.evaluated_after,
             speaks=pulse.speaks,
             strangers=strangers(),

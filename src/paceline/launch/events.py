@@ -56,7 +56,14 @@ class Asking:
     now: bool
 
 
-Event = Output | Progress | Notice | Stall | Asking
+@dataclass(frozen=True, slots=True)
+class Checking:
+    """What Paceline has been checking for long, during which there is no step; empty when the check has ended."""
+
+    what: str
+
+
+Event = Output | Progress | Notice | Stall | Asking | Checking
 
 
 @dataclass(slots=True)

@@ -96,6 +96,7 @@ class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     latest: Step | None
     passed: int = 0  # number of seams passed
     asking: bool = False  # the main thread waits for standard input
+    checking: str = ""  # what Paceline has been checking for long
     evaluated_after: float = 0.0  # seconds of evaluation after the last step, in the last heartbeat
     speaks: bool = False  # what the script writes on this worker goes to its real files
     strangers: int = 0  # connections to the worker's ports from processes without the key of the run

@@ -21,7 +21,7 @@ from paceline import threads
 from paceline.comm.link.messages import ROOM, left_key, left_text
 from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch import messages
-from paceline.launch.events import Asking, Event, Notice, Output, Progress, Stall
+from paceline.launch.events import Asking, Checking, Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
 from paceline.launch.host import FromWorker, FromZygote, Host, HostLostError
@@ -100,6 +100,7 @@ class Watch:
         self._asked: set[int] = set()  # ranks that were asked for their stack
         self._stacks: dict[int, str] = {}
         self._asking = False
+        self._checking = ""
         self._progress_at = 0.0
         self._fresh = False
         self._logs = {0: open_log(record, 0)}
@@ -331,6 +332,9 @@ class Watch:
             if (asking := stall.asks(self.standings)) != self._asking:
                 self._asking = asking
                 self._tell(Asking(asking))
+            if rank == 0 and message.checking != self._checking:
+                self._checking = message.checking
+                self._tell(Checking(message.checking))
             if message.last and self._farewell_by.pop(rank, None) is not None and rank in self._ended_well:
                 self._leaves(rank)
         elif isinstance(message, messages.Failed):

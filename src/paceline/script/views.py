@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.comm.call_site import is_of_library
 from paceline.errors import NotSplitError, ScriptError
 from paceline.script import tree
 from paceline.script.draws import compiled
@@ -29,6 +30,7 @@ from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.lazy_parameters import has_lazy, initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import SlicePlan
+from paceline.script.slicing.reasons import SLICE_VIEW
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 from paceline.torch_private import parameters_in, uncompiled
@@ -64,6 +66,7 @@ class Views:
             stage.run.gather_below,
             stage.as_script,
             self.name_in_script,
+            self.advice_for,
         )
         if self.group.members is not None:
             self._calls.redo = Redo(self.group, stage.inside)
@@ -322,7 +325,11 @@ class Views:
         """How a person finds the module: `net.encoder.0`; empty if no variable of the script leads to it."""
         import __main__
 
-        held = {id(value): name for name, value in vars(__main__).items() if isinstance(value, nn.Module)}
+        held = dict[int, str]()
+        for space, prefix in ((vars(__main__), ""), *_namespaces_of_script()):
+            for name, value in list(space.items()):
+                if isinstance(value, nn.Module):
+                    held.setdefault(id(value), prefix + name)
         if id(module) in held:
             return held[id(module)]
         names = [
@@ -332,6 +339,12 @@ class Views:
             if child is module and name
         ]
         return min(names, key=lambda name: (len(name), name), default="")
+
+    def advice_for(self, why: NotSplitError) -> str:
+        """What the user may type for a module that is not split; empty if it would be refused."""
+        if why.advice == SLICE_VIEW and (self.is_sliced or not self.stage.has_loader):
+            return ""
+        return f"{why.advice}." if why.advice else ""
 
     def _norms(self) -> bool:
         return self.norms_see_batch
@@ -347,6 +360,21 @@ class Views:
         if text not in self._warned:
             self._warned.add(text)
             self.stage.pulse.notice(text)
+
+
+def _namespaces_of_script() -> Iterator[tuple[dict[str, Any], str]]:
+    """The local variables of the script's running functions, outermost first, and the attributes of the objects that
+    hold them (a trainer); with what a person writes before a name. Not what a module's own code calls `self`."""
+    frames: list[Any] = [sys._getframe(1)]
+    while frames[-1].f_back is not None:
+        frames.append(frames[-1].f_back)
+    for frame in reversed(frames):
+        space = frame.f_locals
+        owner = space.get("self")
+        if is_of_library(frame.f_code.co_filename) or isinstance(owner, nn.Module) or space is frame.f_globals:
+            continue
+        yield space, ""
+        yield getattr(owner, "__dict__", {}), "self."
 
 
 def _models_in_frames() -> list[nn.Module]:

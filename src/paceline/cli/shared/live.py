@@ -21,7 +21,7 @@ from rich.text import Text
 
 from paceline.cli.shared.told_figures import spread_words
 from paceline.launch import Event, Notice, Output, Progress, Stall
-from paceline.launch.events import Asking
+from paceline.launch.events import Asking, Checking
 from paceline.record.schema import Step
 from paceline.tables.running import RunningFigures
 from paceline.units import count, rate, seconds
@@ -52,6 +52,8 @@ class LiveLine:
         self._script_to_stderr = script_to_stderr
         self._terminal = console.is_terminal and not quiet
         self._text = Text(f"{count(workers, 'worker')}, no step yet …", style="dim")
+        self._check: Text | None = None  # takes the place of the text while Paceline checks something for long
+        self._told_checks = set[str]()  # without a terminal
         self._drawn = self._asking = False
         self._line_complete = True  # whether the script's output ends in a newline, where this line would follow
         self._said, self._said_at = "", time.monotonic()  # the last line without a terminal
@@ -72,6 +74,8 @@ class LiveLine:
                 self._asking = now
                 self._take_away()
                 self._draw()
+            case Checking(what=what):
+                self.checking(what)
             case Stall(text=text):
                 self.say(text, style="bold yellow")
 
@@ -101,6 +105,17 @@ class LiveLine:
             self._every = min(self._every * SLOWER, RAREST)
             self._end_line()
             self._console.print("paceline:", self._text, soft_wrap=True)
+
+    def checking(self, what: str) -> None:
+        """Shows what is being checked, in the place of the progress; nothing: the check has ended."""
+        self._check = Text(f"checking {what} …", style="dim") if what else None
+        if self._terminal:
+            self._take_away()
+            self._draw()
+        elif self._check is not None and not self._quiet and what not in self._told_checks:
+            self._told_checks.add(what)
+            self._end_line()
+            self._console.print("paceline:", self._check, soft_wrap=True)
 
     def say(self, text: str, *, style: str = "") -> None:
         """Prints a message, also when quiet."""
@@ -134,7 +149,7 @@ class LiveLine:
 
     def _draw(self) -> None:
         if self._terminal and self._line_complete and not self._drawn and not self._asking:
-            text = self._text.copy()
+            text = (self._check or self._text).copy()
             text.truncate(self._console.width - 1, overflow="ellipsis")
             self._console.print(text, end="", no_wrap=True)
             self._console.file.flush()

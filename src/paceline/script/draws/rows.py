@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 from paceline.script.slicing.crossings import Split, memory_order
+from paceline.torch_private import no_dispatch_modes
 
 Shape = tuple[int, ...]
+INDEX = torch.int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class Drawn:
 
     shape: Shape
     order: tuple[int, ...]  # see `memory_order`
+    numbers: torch.Tensor | None = field(
+        default=None, compare=False
+    )  # drawn integers, by which a tensor may be indexed
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,28 @@ class Draws:
                 return None
             raise AstrayError("it draws other random numbers than when it was tried out")
         return _piece(at.rules[number], shape, at.split)
+
+    def settle(self, made: Any, number: int) -> Any:
+        """The result of a draw, before which `number` draws were made. In a trial on a part of the rows, integers
+        become those that the trial on all rows drew for them: what an index of such chooses is found by values."""
+        at = self._at
+        is_one = at.drawn is not None and at.made == number + 1  # a kernel may draw nothing, or in another way
+        if not is_one or not isinstance(made, torch.Tensor) or made.dtype is not INDEX:
+            return made
+        assert at.drawn is not None
+        with no_dispatch_modes():
+            if at.split is None:
+                at.drawn[number] = replace(at.drawn[number], numbers=made.detach().clone())
+            elif number < len(at.expected) and (numbers := at.expected[number].numbers) is not None:
+                piece = _piece(rule_of(made.shape, numbers.shape, at.split), made.shape, at.split)
+                if piece is not None:
+                    made.copy_(piece.of(numbers))
+        return made
+
+    @property
+    def made(self) -> int:
+        """The number of draws made so far in the call or trial."""
+        return self._at.made
 
     # -- where a draw is made ---------------------------------------------------------------------------------------
 

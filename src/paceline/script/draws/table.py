@@ -85,7 +85,8 @@ def _patch(owner: Any, name: str, draws: Draws, substitute: Substitute) -> Calla
         # Under torch.set_default_device a method of a tensor comes back here by its name, from inside torch's own.
         draws.on = False
         try:
-            return substitute(draws, plain, *args, **kwargs)
+            number = draws.made
+            return draws.settle(substitute(draws, plain, *args, **kwargs), number)
         finally:
             draws.on = True
 

@@ -31,6 +31,7 @@ BATCH_FIRST = words(
     _scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention
     _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention
     _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable
+    _native_multi_head_attention _transformer_encoder_layer_fwd
     _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell
     """
 )

@@ -9,6 +9,7 @@ the line that made it.
 from __future__ import annotations
 
 import functools
+import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +25,11 @@ from paceline.errors import NotSplitError, PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
 from paceline.script.proof import growth, surroundings, trial
+from paceline.script.proof.conflicts import Conflicts
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
-from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, names_of, numbers_of
+from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, line_in, names_of, numbers_of
 from paceline.script.proof.trial import Traced
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.arguments import cut_leaves
@@ -41,6 +43,7 @@ from paceline.script.slicing.ways import Way, batch_of, fits, knows_more, some_r
 from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
+TRIES = 48  # ways to cut the arguments of one call
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
 
@@ -100,7 +103,7 @@ class Proof:
             one = Unbatched(f"{describe(module)} gets a batch of less than two rows.")
         if plan is None and len(ways) == len(plain_ways) and has_links(leaves):
             why = "it gets a graph, whose nodes depend on each other by their numbers in another argument"
-        return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
+        return plan or one or refusal(module, given, leaves, plain_ways or ways, why, self.batch_dim)
 
     def first(
         self,
@@ -132,9 +135,12 @@ class Proof:
         all_rows: bool,
         compared: bool,
     ) -> tuple[SlicePlan | None, str]:
-        trouble = ""
+        mixes, raised, conflicts, tries = "", "", Conflicts(), 0
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
+            if tries == TRIES or conflicts.rule_out(way[1]):
+                continue
+            tries += 1
             try:
                 try:
                     plan = prove(way, all_rows=all_rows, compared=compared)
@@ -147,12 +153,16 @@ class Proof:
                     plan.compiled = any(map(is_compiled, module.modules()))
                     return plan, ""
             except CannotTry as error:
-                trouble = trouble or str(error)
+                mixes = mixes or str(error)
             except PacelineError:
                 raise
             except Exception as error:  # the module's own, on a part of the rows
-                trouble = trouble or f"tried on some of the rows, it raised {type(error).__name__}: {error}"
-        return None, trouble or "no argument that it uses can be cut"
+                raised = raised or _told_error(error)
+                if not (all_rows or isinstance(way[1], GraphCuts)) and number + 1 < len(ways):
+                    some = _own(some_rows(given, leaves, way[1], FEW[0]))
+                    conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
+        # A way that raised is most often none that a person would think of.
+        return None, mixes or raised or "no argument that it uses can be cut"
 
     def _try(
         self,
@@ -186,7 +196,7 @@ class Proof:
             if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
                 raise CannotTry(f"{_told(place)} is as long as the batch, and not replaced by the call")
         plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
-        plan.numbers = numbers_of([traced.forward for traced in traces])
+        plan.numbers, plan.told = numbers_of([traced.forward for traced in traces]), traces[0].told
         if single and not isinstance(cuts, GraphCuts):
             judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
         larger = self._larger(given, leaves, way, compared=compared or bool(lent))
@@ -251,6 +261,7 @@ class Proof:
             break
         return ""
 
+    @trial.in_own_context
     def _steps(
         self,
         plain: Callable[..., Any],
@@ -539,6 +550,14 @@ class _Judge:
             if kind is None:
                 raise CannotTry("it draws other random numbers on other numbers of rows, in a way that cannot be split")
             yield DrawRule(len(drawn[0].shape), kind.dim, kind.of, drawn[0].order)
+
+
+def _told_error(error: Exception) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    line = next(filter(None, (line_in(frame) for frame in reversed(frames))), "")
+    told = str(error).strip().splitlines()
+    at, what = f" ({line})" if line else "", f": {told[0]}" if told else ""
+    return f"tried on some of the rows, it raised {type(error).__name__}{at}{what}"
 
 
 def _saves_nothing() -> AbstractContextManager[Any]:

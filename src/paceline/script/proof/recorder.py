@@ -8,6 +8,7 @@ saved and the tensor itself have one number, as long as they show the same. A ch
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,18 @@ import torch
 from paceline.comm.call_site import NOT_THE_SCRIPT
 from paceline.script.draws.rows import Draws
 from paceline.script.slicing.bounds import require_sizes
-from paceline.torch_private import SCRIPT_OBJECTS, DispatchMode, address_of, changes_arguments, is_view, writes_to
+from paceline.torch_private import (
+    SCRIPT_OBJECTS,
+    DispatchMode,
+    address_of,
+    changes_arguments,
+    graph_node_running,
+    graph_nodes_made,
+    is_view,
+    writes_to,
+)
 
+AS_VIEW = torch.ops.aten.view.default
 KNOWN_VALUES = 1 << 20  # elements: larger constants are not kept
 READS = ("numpy", "tolist", "data_ptr", "__dlpack__")
 
@@ -97,6 +108,7 @@ class Recorder(DispatchMode):
         self._next = itertools.count()
         self._by_storage: dict[int, list[Any]] = {}
         self._keep: list[Any] = []  # memory that is freed would be used again, for other tensors
+        self._line_of_node: dict[int, str] = {}  # by the number of the node in the graph
         self._known: set[int] = set()  # numbers of tensors whose values depend on no sample and no weight
 
     def number(self, tensor: torch.Tensor) -> int:
@@ -125,10 +137,11 @@ class Recorder(DispatchMode):
         for tensor in changed:
             if (name := self._guarded.get(_storage(tensor))) is not None:
                 raise CannotTry(f"it changes the parameter {name} in its forward")
-        op = Op(func, func.overloadpacket.__name__, _mapped(args, self._noted), _mapped(kwargs, self._noted))
+        noted, args_noted = (AS_VIEW, args[:2]) if _is_only_a_view(func, args, kwargs) else (func, args)
+        op = Op(noted, noted.overloadpacket.__name__, _mapped(args_noted, self._noted), _mapped(kwargs, self._noted))
         op.placed, op.in_norm = not self._draws.on, Recorder.in_norm > 0
         if self._lines:
-            op.line = script_line()
+            op.line = self._line()
         known = all(leaf.number in self._known for leaf in op.leaves() if isinstance(leaf, Note))
         require_sizes(op.name, args)
         made = func(*args, **kwargs)
@@ -150,6 +163,14 @@ class Recorder(DispatchMode):
         op.also = [self.number(tensor) for tensor in changed if all(tensor is not out for out in outs)] if outs else []
         self.ops.append(op)
         return made
+
+    def _line(self) -> str:
+        """The line that makes an operation; in a backward, the line of the forward whose gradient it computes."""
+        node = graph_node_running()
+        if node is not None and (line := self._line_of_node.get(node._sequence_nr())):
+            return line
+        line = self._line_of_node[graph_nodes_made() - 1] = script_line()
+        return line
 
     def mark(self, name: str) -> None:
         self.ops.append(Op(None, name, [], {}))
@@ -335,13 +356,29 @@ def script_line() -> str:
     """The innermost line that is running and is neither torch's nor ours, as file:line."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _OURS, "<eval_with_key>")) and not frame.f_globals.get(
-            "__name__", ""
-        ).startswith(NOT_THE_SCRIPT):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if line := line_in(frame):
+            return line
         frame = frame.f_back
     return ""
+
+
+def line_in(frame: Any) -> str:
+    """The line that a frame is at, as file:line; empty in a file of torch or of ours."""
+    file, name = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+    if file.startswith((_TORCH, _OURS, "<eval_with_key>")) or name.startswith(NOT_THE_SCRIPT):
+        return ""
+    return f"{os.path.basename(file)}:{frame.f_lineno}"
+
+
+def _is_only_a_view(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether `as_strided` shows all of a tensor, in order: so autograd writes to a view that a layer changes in place
+    (a normalization before `LeakyReLU(inplace=True)`)."""
+    if func is not torch.ops.aten.as_strided.default or kwargs:
+        return False
+    tensor, sizes, strides, *offset = args
+    is_here = not offset or offset[0] in (None, tensor.storage_offset())
+    dense = torch.empty(sizes, device="meta").stride()
+    return is_here and tensor.is_contiguous() and tuple(strides) == dense and math.prod(sizes) == tensor.numel()
 
 
 def _storage(tensor: torch.Tensor) -> int:

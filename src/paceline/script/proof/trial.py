@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import contextvars
 import copy
+import functools
 import io
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from paceline.script.redo import leaves_behind
 from paceline.script.slicing import bounds, side_effects
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.mutations import Containers
+from paceline.script.slicing.prints import logged
 from paceline.script.slicing.side_effects import Place
 from paceline.torch_private import (
     is_dtensor,
@@ -45,6 +48,8 @@ from paceline.torch_private import (
 
 _grad, _backward = torch.autograd.grad, torch.autograd.backward  # bound before the script's are replaced
 _copy_tensor = torch.Tensor.__deepcopy__
+P = ParamSpec("P")
+T = TypeVar("T")
 ATOMS = (type(None), bool, int, float, str)  # need no copy
 
 
@@ -75,6 +80,17 @@ class Traced:
     draws_in_numpy: bool = False
 
 
+def in_own_context(trial: Callable[P, T]) -> Callable[P, T]:
+    """Variables of the context that a trial sets are set for the trial alone."""
+
+    @functools.wraps(trial)
+    def run_apart(*args: P.args, **kwargs: P.kwargs) -> T:
+        return contextvars.copy_context().run(trial, *args, **kwargs)
+
+    return run_apart
+
+
+@in_own_context
 def run(
     plain: Callable[..., Any],
     module: nn.Module,
@@ -237,7 +253,7 @@ def _note_line(written: io.StringIO) -> Callable[[logging.Logger, logging.LogRec
 
     def note(logger: logging.Logger, record: logging.LogRecord) -> None:
         if logger.hasHandlers():
-            written.write(f"{record.msg} {record.args}")
+            written.write(logged(record))
 
     return note
 

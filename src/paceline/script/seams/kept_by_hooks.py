@@ -1,11 +1,13 @@
 """What hooks on the forward keep outside of modules: in variables of the function that defined them, and in attributes
-of an object whose method they are. A script whose lines are in `main()` keeps activations there.
+of an object whose method they are. A script whose lines are in `main()` keeps activations there. And what any code
+keeps in the variables of the context: a library's hooks collect outputs there (hidden states, a router's logits).
 
 A namespace has a name, the same on every worker: the hook, and its variable that holds the object.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import types
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from torch import nn
 from paceline.script.slicing.backward_hooks import OF_FORWARD, is_the_scripts
 
 MARK = "hook:"  # no module's path begins with it
+CONTEXT = f"{MARK}context"
 CLOSED = (torch.Tensor, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
@@ -33,6 +36,19 @@ class _Variables(dict[str, Any]):
             self.cells[name].cell_contents = value
 
 
+class _Context(dict[str, Any]):
+    """The variables of the running context that hold tensors or containers."""
+
+    def __init__(self) -> None:
+        found = sorted(contextvars.copy_context().items(), key=lambda item: item[0].name)
+        self._variables = {v.name: v for v, value in found if isinstance(value, (list, dict, tuple, torch.Tensor))}
+        super().__init__((name, variable.get()) for name, variable in self._variables.items())
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._variables[name].set(value)
+
+
 def namespaces(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
     """All of them, with each of their variables once."""
     known = {id(vars(m)) for m in module.modules()}  # their attributes are looked at anyhow
@@ -46,10 +62,14 @@ def namespaces(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
                     new = {} if id(space) in known else space
                     known.add(id(space))
                 yield f"{MARK}{number}:{name}:{path}", new
+    if context := _Context():
+        yield CONTEXT, context
 
 
 def find(module: nn.Module, mark: str) -> dict[str, Any]:
     """The namespace of this name; an empty one if the hook is gone."""
+    if mark == CONTEXT:
+        return _Context()
     _, number, name, path = mark.split(":", 3)
     hooks = _hooks(module.get_submodule(path))
     return _spaces(hooks[int(number)]).get(name, {}) if int(number) < len(hooks) else {}

@@ -40,8 +40,8 @@ class SplitCount:
         self._is_told = True
         views = self.stage.views
         reason, advice = f"The backward at {script_line()} crossed no module call that could be split. ", UNSPLIT_ADVICE
-        if (why := views.refusal) is not None:  # the notice about the module has said the reason
-            reason, advice = "", why.advice
+        if views.refusal is not None:  # the notice about the module has said the reason, and what helps
+            reason = advice = ""
         elif views.unbatched is not None:
             reason, advice = f"{views.unbatched} ", ""
         world = self.stage.group.world

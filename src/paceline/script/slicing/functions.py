@@ -117,7 +117,9 @@ class Functions:
             self._proofs[f] += 1
             if self._proofs[f] > MOST:
                 return NotImplemented
-            with self.group.watch.checking():
+            name = getattr(f, "__name__", str(f))
+            checked = f"whether {name} can be computed of each worker's rows"
+            with self.group.watch.checking(), self.group.pulse.checking(checked):
                 found = self._known[key] = self._find(f, nest, me)
         if found is None or is_transformed():
             return NotImplemented

@@ -45,6 +45,8 @@ class SlicePlan:
     all_count: bool = False  # a mean over targets is a mean over rows only if no target is ignored
     names: list[str] = field(default_factory=list)  # of the operations that the call makes
     numbers: list[Any] = field(default_factory=list)  # that they get when it is tried out: see `numbers_of`
+    told: str = ""  # what it prints or writes when it is tried out
+    has_told: bool = False  # a call printed something else: all later ones are compared
     single: bool = False  # proven for single rows
     calls: int = 0  # made with this plan
     nodes: int | None = None  # of the graph that a call made whose operations were those proven

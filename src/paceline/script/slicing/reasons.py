@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -11,9 +12,12 @@ from torch import nn
 
 from paceline.errors import NotSplitError
 from paceline.script import tree
+from paceline.script.slicing.graphs import has_links
 from paceline.script.slicing.plan import Unbatched
 from paceline.script.slicing.ways import Way, can_be_cut
 from paceline.torch_private import uncompiled
+
+SLICE_VIEW = "To let every worker see only its own slice, as under DDP: --mod view=slice"
 
 
 def describe(module: nn.Module) -> str:
@@ -22,6 +26,12 @@ def describe(module: nn.Module) -> str:
 
 def name_of(module: nn.Module) -> str:
     return type(uncompiled(module)).__name__
+
+
+def cause_of(told: str) -> str:
+    """What several notices have in common: the line of the operation that they name, or else their words."""
+    lines = re.findall(r"\(([^\s()]+:\d+)\)", told)
+    return str(lines[-1]) if lines else told.partition(": ")[2]
 
 
 def line_of_script() -> str:
@@ -51,17 +61,21 @@ def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | N
     return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if leaf.shape[0] == 1 else None
 
 
-def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str) -> NotSplitError:
-    """Why no way of cutting the arguments works, and the options that help."""
+def refusal(
+    module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str, batch_dim: int = 0
+) -> NotSplitError:
+    """Why no way of cutting the arguments works, and the option that helps. `batch_dim`: what the user has said."""
     batch_leaf = ways[0][0]
     shape = tuple(leaves[batch_leaf].shape)
     tried = sorted({cuts[first] for first, cuts in ways if first == batch_leaf})
     dims = f"dimension{'s' if len(tried) > 1 else ''} {' and '.join(map(str, tried))}"
-    other = "If the batch is another dimension: --batch-dim N. " if len(shape) > len(tried) else ""
+    if has_links(leaves):  # a loader that hands out slices would cut the graph
+        return NotSplitError(f"{describe(module)} is not computed in slices: {why.rstrip('.')}.")
+    is_elsewhere = len(shape) > len(tried) and not batch_dim and why.startswith("tried")
     return NotSplitError(
         f"{describe(module)} is not computed in slices: {why.rstrip('.')}.\n"
         f"It was tried along {dims} of {_names(given)[batch_leaf]}, shape {shape}.",
-        advice=f"{other}To let every worker see only its own slice, as under DDP: --mod view=slice",
+        advice="If the batch is another dimension: --batch-dim N" if is_elsewhere else SLICE_VIEW,
     )
 
 

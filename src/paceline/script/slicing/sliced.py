@@ -10,7 +10,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,8 @@ from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
-from paceline.script.slicing.reasons import describe, line_of_script
+from paceline.script.slicing.prints import Prints
+from paceline.script.slicing.reasons import cause_of, line_of_script, name_of
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -109,11 +110,14 @@ class SlicedCalls:
         gather_below: int,
         as_script: Callable[[], AbstractContextManager[None]],
         name_in_script: Callable[[nn.Module], str],
+        advice_for: Callable[[NotSplitError], str],
     ) -> None:
         """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded.
-        `as_script`: inside it, a module's call is an outermost one. `name_in_script`: of a module, for a person."""
+        `as_script`: inside it, a module's call is an outermost one. `name_in_script`: of a module, for a person.
+        `advice_for`: what the user may type about a refusal."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
         self._gather_below, self._as_script, self._name_in_script = gather_below, as_script, name_in_script
+        self._advice_for = advice_for
         self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages, self._draws = averages, draws
@@ -177,7 +181,7 @@ class SlicedCalls:
         if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves, compared)):
             if len(plans) >= MOST:
                 plans.clear()
-            with self.group.watch.checking():
+            with self._checking(module, "can be computed in slices"):
                 whole = unsharded(given)
                 known = plans[kind] = self._prove(
                     own,
@@ -214,7 +218,7 @@ class SlicedCalls:
         names, places = None, dict[Place, Any]()
         begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
         is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
-        is_due = is_due or plan.is_doubtful
+        is_due = is_due or plan.is_doubtful or plan.has_told
         if compared and not plan.compiled and is_due:
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
@@ -223,15 +227,23 @@ class SlicedCalls:
             plan.compiled and (plan.draws or plan.averages) and is_due
         ):  # a target may be ignored in any call
             begun.put_back = _state(subject, local, versions)
-        made = graph_nodes_made()
+        made, prints = graph_nodes_made(), Prints(hold=begun.put_back is not None)
         try:
             with (
                 self._inside(plan, split, plain is own),
                 sharing(module, plan.states, self.group),
                 names or nullcontext(),
+                nullcontext() if plan.compiled else prints.watched(),
             ):
                 output = containers.told(plain(module, *cut_args, **cut_kwargs))
                 is_complete, is_own = self._draws.is_complete or plain is not own, not self._draws.on
+        except AstrayError:
+            raise
+        except Exception as error:
+            prints.release()
+            if any(map(str.isdigit, str(error))):
+                error.add_note(f"(on worker {self.group.rank}, which had {split.mine} of {split.batch} rows)")
+            raise
         finally:
             self.split = None
             self.averages.end()
@@ -257,6 +269,12 @@ class SlicedCalls:
             raise NotAsProven("it takes other means over targets than when it was tried out")
         if plan.all_count and not self.averages.all_count(plan.traced_averages):
             raise NotAsProven("it adds another term to a mean over targets of which some are ignored or weighted")
+        if prints.text not in ("", plan.told):
+            plan.has_told = True
+            if begun.put_back is not None:
+                raise NotAsProven("it prints what depends on the rows")
+            self._tell_slice(module)
+        prints.release()
         for attribute in attributes:
             attribute.take_back(subject)
         met = self.group.pulse.collectives
@@ -345,6 +363,22 @@ class SlicedCalls:
         self.guards.forget(module)
         return True
 
+    @contextmanager
+    def _checking(self, module: nn.Module, what: str) -> Iterator[None]:
+        with self.group.watch.checking(), self.group.pulse.checking(f"whether the {self._named(module)} {what}"):
+            yield
+
+    def _named(self, module: nn.Module) -> str:
+        """The module, its name in the script and the line that calls it, for a person."""
+        known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
+        return f"module {name_of(module)} ({known})" if known else f"module {name_of(module)}"
+
+    def _tell_slice(self, module: nn.Module) -> None:
+        self.group.pulse.notice(
+            f"What the {self._named(module)} has printed inside this call is of worker 0's slice, not of the whole "
+            "batch. In later calls that print it is of the whole batch."
+        )
+
     def _tell_doubt(self, module: nn.Module) -> None:
         name = type(uncompiled(module)).__name__
         self.group.pulse.notice(
@@ -355,12 +389,11 @@ class SlicedCalls:
     def _tell_why(self, module: nn.Module, why: NotSplitError, instead: str) -> None:
         self.refusal = self.refusal or why
         told = why.message.splitlines()[0]
-        about = {type(uncompiled(module)).__name__, told.partition(": ")[2]}  # once for a class, and for a cause
+        about = {name_of(module), cause_of(told)}  # once for a class, and for a cause
         if not about & self._told:
-            known = ", called at ".join(filter(None, (self._name_in_script(module), line_of_script())))
-            name = describe(module)
-            named = f"{name} ({known})" if known else name
-            self.group.pulse.notice(f"{told.replace(name, named, 1)} Therefore {instead}.")
+            named = told.replace(f"module {name_of(module)}", self._named(module), 1)
+            advice = f" {self._advice_for(why)}".rstrip()
+            self.group.pulse.notice(f"{named} Therefore {instead}.{advice}")
         self._told |= about
 
     def _join_argument(
@@ -443,7 +476,7 @@ class SlicedCalls:
             is_largest = batch > max(plan.batches)  # a limit that the code has would show: `y[:8]`
             plan.batches.add(batch)
             if is_largest or _is_due(len(plan.batches)):
-                with self.group.watch.checking():
+                with self._checking(module, f"computes the same of {batch} rows as of few"):
                     return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
         return True
 

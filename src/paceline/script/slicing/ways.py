@@ -15,21 +15,21 @@ from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.script.slicing.graphs import GraphCuts
 
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
-MOST = 32  # ways to cut square arguments
+MOST = 1024  # ways to cut square arguments
 
 
 def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[Way]:
     """Ways to cut the arguments, likeliest first: (the leaf whose size is the batch, {leaf: dimension}). Along
     `batch_dim`, then along the first two dimensions (time first, batch second). A dimension of size 1 is no batch."""
     tensors = {i: leaf for i, leaf in enumerate(leaves) if can_be_cut(leaf)}
-    seen: list[dict[int, int]] = []
+    seen: set[frozenset[tuple[int, int]]] = set()
     for found in (_likely, _others):
         for dim in dict.fromkeys((batch_dim, 0, 1)):
             for first, leaf in tensors.items():
                 if leaf.dim() > dim and leaf.shape[dim] != 1:
                     for cuts in found(tensors, first, dim):
-                        if cuts not in seen:
-                            seen.append(cuts)
+                        if (told := frozenset(cuts.items())) not in seen:
+                            seen.add(told)
                             yield first, cuts
 
 
