@@ -64,6 +64,7 @@ OF_ITERATORS = (
     *("_next_index", "_num_workers", "_pin_memory"),
 )
 OF_FUNCTIONS = ("_backward_cls", "_forward_cls")  # of a Function's backward: where it was defined
+OF_NODES = ("_sequence_nr",)  # of a graph of autograd: the order in which they were made
 OF_OTHERS = (
     *("_Options", "_devices"),  # of ProcessGroupGloo
     "_allgather_base",  # of every process group
