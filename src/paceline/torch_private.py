@@ -63,6 +63,7 @@ OF_ITERATORS = (
     *("_auto_collation", "_collate_fn", "_dataset", "_dataset_fetcher", "_dataset_kind", "_index_sampler"),
     *("_next_index", "_num_workers", "_pin_memory"),
 )
+OF_NODES = ("_sequence_nr",)  # of the graph: the number of the one that made it
 OF_FUNCTIONS = ("_backward_cls", "_forward_cls")  # of a Function's backward: where it was defined
 OF_NODES = ("_sequence_nr",)  # of a graph of autograd: the order in which they were made
 OF_OTHERS = (
