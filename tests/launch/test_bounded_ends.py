@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -106,3 +108,24 @@ def test_a_frozen_zygote_is_told_of_and_given_up(
         play(own_zygote, tmp_path, stop, stall_warning=40.0, stall_abort=80.0)
     assert any(f"kill -CONT {own_zygote.pid}" in event.text for event in stop.told if isinstance(event, Stall))
     assert not [pid for pid in stop.below if state_of(pid)]
+
+
+KILLED = """
+import os, signal
+from paceline.launch import Zygote
+with Zygote.start() as zygote:
+    zygote.receive()
+    print(zygote.pid, flush=True)
+    os.kill(zygote.pid, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_stopped_zygote_ends_with_its_parent() -> None:
+    """As when an agent is killed while it ends its workers."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", KILLED], env=environment, stdout=subprocess.PIPE, text=True)
+    by = time.monotonic() + 60
+    while state_of(int(done.stdout)):
+        assert time.monotonic() < by
+        time.sleep(0.05)

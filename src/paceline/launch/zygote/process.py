@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.launch.zygote.torch_check import TorchCheck
     from paceline.settings import RunSettings
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 0.5  # seconds between SIGTERM and SIGKILL to the processes that a worker left behind
 
@@ -240,6 +241,8 @@ def main() -> None:
         os._exit(1)
     worker_process.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A parent that is killed after it has stopped this process (`processes.end_tree`) would leave it stopped for ever.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     gc.freeze()
     parent, torch_check = os.getpid(), TorchCheck()
     try:
