@@ -77,3 +77,10 @@ def test_a_run_without_steps_cannot_be_compared():
     found = compare(made(640, forward=0.1), Figures())
     assert found.times is None
     assert found.sentences == ["B made no step that can be timed."]
+
+
+def test_without_samples_nothing_is_said_of_speed() -> None:
+    """The steps of two runs may have batches of other sizes, and their scatter is that of samples a second."""
+    found = compare(made(0, forward=0.1), made(400, forward=0.05))
+    assert not found.clear
+    assert found.sentences[-1] == "Not both count their samples, so which one is faster is not known."

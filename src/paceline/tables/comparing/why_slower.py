@@ -36,12 +36,12 @@ def compare(a: Figures, b: Figures, names: tuple[str, str] = ("A", "B")) -> Comp
         return Comparison(times=None, clear=False, sentences=[f"{missing} made no step that can be timed."])
     by_samples = a.samples_per_s > 0 and b.samples_per_s > 0
     times = b.samples_per_s / a.samples_per_s if by_samples else a.step_time / b.step_time
-    clear = not by_samples or a.low > b.high or b.low > a.high
-    if by_samples:
-        measured = f"{rate(b.samples_per_s)} against {rate(a.samples_per_s)} samples/s"
-    else:
-        measured = f"{seconds(b.step_time)} against {seconds(a.step_time)} a step"
-    if not clear:
+    if not by_samples:
+        said = f"A step took {seconds(a.step_time)} in {one} and {seconds(b.step_time)} in {other}."
+        unknown = "Not both count their samples, so which one is faster is not known."
+        return Comparison(times=times, clear=False, sentences=[said, unknown])
+    measured = f"{rate(b.samples_per_s)} against {rate(a.samples_per_s)} samples/s"
+    if not (a.low > b.high or b.low > a.high):
         ranges = f"{one}: {rate(a.low)} to {rate(a.high)}, {other}: {rate(b.low)} to {rate(b.high)} samples/s"
         return Comparison(
             times=times,
@@ -49,10 +49,10 @@ def compare(a: Figures, b: Figures, names: tuple[str, str] = ("A", "B")) -> Comp
             sentences=[f"{one} and {other} cannot be told apart: {measured}, and their steps scatter ({ranges})."],
         )
     factor = f"{max(times, 1 / times):.3g}×"
-    said = [f"{other} is {factor} {'faster' if times > 1 else 'slower'} than {one}: {measured}."]
-    said += _phases(a, b, names, slower=times < 1)
-    said += _stragglers(a, b, names)
-    return Comparison(times=times, clear=True, sentences=said)
+    found = [f"{other} is {factor} {'faster' if times > 1 else 'slower'} than {one}: {measured}."]
+    found += _phases(a, b, names, slower=times < 1)
+    found += _stragglers(a, b, names)
+    return Comparison(times=times, clear=True, sentences=found)
 
 
 def _phases(a: Figures, b: Figures, names: tuple[str, str], *, slower: bool) -> list[str]:
