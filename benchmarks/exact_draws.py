@@ -52,12 +52,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=384, help="64 for each head")
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20, help="steps of each kind in a round")
+    parser.add_argument("--only", choices=["eager", "compiled"])
     args = parser.parse_args()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block(384, 6) for _ in range(args.layers))).to(args.device)
-    x = torch.randn(args.batch_size, 256, 384, device=args.device)
+    model = nn.Sequential(*(Block(args.width, args.width // 64) for _ in range(args.layers))).to(args.device)
+    x = torch.randn(args.batch_size, args.tokens, args.width, device=args.device)
     split = Split.of(SimpleNamespace(rank=1, world=2), len(x))  # type: ignore[arg-type]
     mine = x.narrow(0, split.start, split.mine)
     draws = Draws()
@@ -68,7 +71,7 @@ def main() -> None:
         model(mine)
     rules = rules_of(own.drawn or (), whole.drawn or (), split)
     remove()
-    for name in ("eager", "compiled"):
+    for name in [args.only] if args.only else ["eager", "compiled"]:
         is_compiled = name == "compiled"
 
         def call(is_compiled: bool = is_compiled) -> Any:

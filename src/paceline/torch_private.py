@@ -145,15 +145,19 @@ def address_of(storage: Any) -> int:
 
 def is_checkpointed() -> bool:
     """Whether torch.utils.checkpoint (that which is not reentrant) keeps what is computed here, to compute it again."""
-    asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)
-    hooks = asked(False)
+    hooks = saved_tensor_hooks()
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def saved_tensor_hooks() -> Any:
+    """The hooks that are set on tensors saved for backward; None if there are none."""
+    asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)
+    return asked(False)
 
 
 def own_saved_tensors() -> Any:
     """Inside it, hooks that the script has set on saved tensors (a checkpoint around the call) see none."""
-    asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)
-    if asked(False) is None:
+    if saved_tensor_hooks() is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
@@ -222,6 +226,13 @@ class Inductor:
 
         name = "initialize_rng_states"
         return (runtime_wrappers, name) if hasattr(runtime_wrappers, name) else None
+
+    @staticmethod
+    def makes_cuda_graphs() -> bool:
+        """Whether the compilation under way is for CUDA graphs."""
+        from torch._inductor import config
+
+        return bool(config.triton.cudagraphs)
 
     @staticmethod
     def prims() -> Any:
@@ -308,6 +319,16 @@ def is_being_traced(tensor: torch.Tensor) -> bool:
 
 
 fused_attention_choice: Callable[..., int] = torch._fused_sdp_choice
+
+
+def fused_attention_settings() -> tuple[Any, ...]:
+    """What that choice depends on beside its arguments."""
+    enabled = (
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+    )
+    return (*enabled, torch._C._get_cudnn_sdp_enabled(), *torch._C._get_sdp_priority_order())
 
 
 def is_transformed() -> bool:

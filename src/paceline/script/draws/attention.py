@@ -21,6 +21,7 @@ from paceline.script.slicing.crossings import memory_order
 from paceline.torch_private import (
     DispatchMode,
     fused_attention_choice,
+    fused_attention_settings,
     is_capturing,
     own_saved_tensors,
     plain_dropout,
@@ -48,7 +49,8 @@ class Steps(NamedTuple):
 
 
 MATH = Steps(0, 0)  # no fused kernel
-_found: dict[Any, Steps | None] = {}  # by the kind of call
+_found: dict[Any, Steps | None] = {}  # by the kind of call, whatever its number of samples
+_known: dict[Any, Steps] = {}  # the same by all sizes and strides: quickly looked up
 
 
 def attention(
@@ -81,8 +83,9 @@ def attention(
     given = (query, key, value, attn_mask)
     steps = None
     if piece.dim == 0 and not is_capturing():
-        choice = fused_attention_choice(query, key, value, attn_mask, dropout_p, is_causal, **rest)
-        steps = steps_of((plain, choice, is_causal, scale, enable_gqa), call, given)
+        kind = (plain, fused_attention_settings(), is_causal, scale, enable_gqa)
+        chosen = lambda: fused_attention_choice(query, key, value, attn_mask, dropout_p, is_causal, **rest)  # noqa: E731
+        steps = steps_of(kind, call, given, chosen)
     if steps is None:
         draws.told.add(TOLD)
         with draws.apart():
@@ -142,17 +145,30 @@ def of_rows(call: Callable[..., Any], given: Sequence[Any], steps: Steps, start:
     return made, lent * steps.sample
 
 
-def steps_of(kind: Any, call: Callable[..., Any], given: Sequence[Any]) -> Steps | None:
+def steps_of(
+    kind: Any, call: Callable[..., Any], given: Sequence[Any], chosen: Callable[[], int] = lambda: 0
+) -> Steps | None:
     """The steps of calls of this kind on arguments like these; None if they cannot be found. `call` takes the arguments
-    and the dropout."""
+    and the dropout; `chosen` tells the kernel that torch takes for arguments of these sizes."""
     query = given[0]
-    needs_grad = torch.is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in given)
+    tensors = [one if isinstance(one, torch.Tensor) else None for one in given]
+    needs_grad = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    kind = (kind, query.device.index, needs_grad, autocast)
+    here = (kind, *(None if one is None else (one.shape, one.stride(), one.dtype) for one in tensors))
+    steps = _known.get(here)
+    if steps is None and (steps := _steps_of((kind, chosen()), call, given, needs_grad)) is not None:
+        _known[here] = steps
+    return steps
+
+
+def _steps_of(kind: Any, call: Callable[..., Any], given: Sequence[Any], needs_grad: bool) -> Steps | None:
+    query = given[0]
     like = tuple(
         (one.shape[_has_rows(one, query) :], one.dtype, memory_order(one)) if isinstance(one, torch.Tensor) else None
         for one in given
     )
-    kind = (kind, query.device, like, needs_grad, autocast)
+    kind = (kind, like)
     if kind not in _found:
         try:
             with own_saved_tensors():

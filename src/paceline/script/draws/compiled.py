@@ -125,7 +125,7 @@ def _place_draws(graph: Any) -> int:
             node.replace_all_uses_with(made)
             graph.erase_node(node)
             for user in (later for part in made.users for later in part.users):
-                if user.target in attention.BACKWARD:
+                if user.target in attention.BACKWARD and Inductor.makes_cuda_graphs():
                     user.target = getattr(operations, _name_of(user.target)).default
     return len(here)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from paceline.script.draws import philox
 from paceline.script.draws.rows import Draws, Piece
 from paceline.torch_private import plain_bernoulli_
 
@@ -100,12 +101,7 @@ def _alpha(mask: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _fused(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor:
     """On a GPU one kernel draws and scales, in float32."""
-    rows = None
-    if not x.requires_grad or torch.is_grad_enabled():
-        from paceline.script.draws import philox
-
-        rows = philox.dropout_rows(x, p, piece)
-    if rows is not None:
+    if (rows := philox.dropout_rows(x, p, piece)) is not None:
         return rows
     with torch.no_grad():
         _, whole = torch.native_dropout(piece.blank(x).fill_(1), p, True)

@@ -3,63 +3,60 @@
 torch's dropout kernel takes its numbers from Philox, a generator that is counted by position: the seed, the offset and
 an element's index in the whole tensor give its number. A Triton kernel computes those of own rows. Bit for bit the
 dropout of one process; where that cannot be had (no Triton, a group of four elements cut by the split, a layout other
-than contiguous, a CUDA graph under capture), `dropout_rows` returns None, and the caller draws the whole.
+than contiguous, a CUDA graph under capture, hooks on saved tensors), `dropout_rows` returns None, and the caller draws
+the whole.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
-from torch.autograd import Function
 
 from paceline.script.draws.rows import Piece
-from paceline.torch_private import is_capturing
+from paceline.torch_private import is_capturing, saved_tensor_hooks
 
 BLOCK = 256  # threads of a block in torch's kernel
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_ready: dict[Any, Any] = {}  # compiled kernels, by device and types
 
 
 def dropout_rows(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor | None:
     """torch.dropout(whole, p, True) for own rows; advances the generator as that would."""
-    before = piece.start * (x.numel() // max(piece.size, 1))  # elements of the whole tensor before own rows
+    count, size = x.numel(), x.element_size()
+    before = piece.start * (count // max(piece.size, 1))  # elements of the whole tensor before own rows
     fits = piece.dim == 0 and x.is_contiguous() and x.dtype in DTYPES and before % 4 == 0
-    vector = 16 // x.element_size()
-    if not fits or x.data_ptr() % 16 or is_capturing():
+    vector = 16 // size
+    if not fits or x.data_ptr() % 16 or is_capturing() or saved_tensor_hooks() is not None:
         return None
-    whole = x.numel() // piece.size * piece.whole
+    whole = count // piece.size * piece.whole
     if whole % vector or before % vector or (kernel := _kernel()) is None:
         return None  # torch takes another kernel, without vectors
-    return _Rows.apply(x, p, before, whole, kernel)
+    index = x.device.index
+    generator, blocks = torch.cuda.default_generators[index], _blocks(index)
+    threads = min(blocks, -(-whole // BLOCK)) * BLOCK
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    # Torch's own kernel goes first, for its node in the graph; what it drew is then written over, in the same stream.
+    y, mask = torch.native_dropout(x, p, True)
+    generator.set_offset(offset + ((whole - 1) // (threads * 4) + 1) * 4)
+    numbers = (seed, offset // 4, before, count, threads)
+    key = (index, x.dtype, *(n.bit_length() // 32 for n in numbers))
+    grid, given = (-(-count // (4 * BLOCK)), 1, 1), (x, y, mask, *numbers, 1 - p, 1 / (1 - p), vector, BLOCK)
+    with nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
+        if key in _ready:
+            _ready[key][grid](*given)  # Triton's own look at the arguments takes longer than all else here
+        else:
+            _ready[key] = kernel[grid](*given)
+    return y
 
 
-class _Rows(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, p: float, before: int, whole: int, kernel: Any) -> torch.Tensor:
-        index = x.device.index if x.device.index is not None else torch.cuda.current_device()
-        generator = torch.cuda.default_generators[index]
-        props = torch.cuda.get_device_properties(index)
-        blocks = props.multi_processor_count * (props.max_threads_per_multi_processor // BLOCK)
-        threads = min(blocks, -(-whole // BLOCK)) * BLOCK
-        seed, offset = generator.initial_seed(), generator.get_offset()
-        generator.set_offset(offset + ((whole - 1) // (threads * 4) + 1) * 4)
-        y, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-        count = x.numel()
-        with torch.cuda.device(index):
-            kernel[(-(-count // (4 * BLOCK)),)](
-                *(x, y, mask, seed, offset // 4, before, count, threads, 1 - p, 1 / (1 - p)),
-                VEC=16 // x.element_size(),
-                BLOCK=BLOCK,
-            )
-        ctx.save_for_backward(mask)
-        ctx.scale = 1 / (1 - p)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        (mask,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(grad, mask, ctx.scale), None, None, None, None
+@cache
+def _blocks(index: int) -> int:
+    """The most blocks with which torch starts its kernel."""
+    props = torch.cuda.get_device_properties(index)
+    return int(props.multi_processor_count * (props.max_threads_per_multi_processor // BLOCK))
 
 
 @cache

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed", "offset4", "first", "n", "threads"])  # one kernel for all their values
 def rows_kernel(x, y, mask, seed, offset4, first, n, threads, p, scale, VEC: tl.constexpr, BLOCK: tl.constexpr):
     """A program handles BLOCK groups of four neighbours. torch gives a thread VEC neighbours a round: 4 of float32, 8
     of two bytes; the group's index in the whole tensor gives its round and thread, and so its Philox counter."""
@@ -19,12 +19,12 @@ def rows_kernel(x, y, mask, seed, offset4, first, n, threads, p, scale, VEC: tl.
     counter = (offset4 + turn).to(tl.int64)
     high, zero = (counter >> 32).to(tl.uint32), (thread * 0).to(tl.uint32)
     r0, r1, r2, r3 = tl.philox(seed, counter.to(tl.uint32), high, thread.to(tl.uint32), zero)
-    for lane in tl.static_range(4):
-        r = r0 if lane == 0 else r1 if lane == 1 else r2 if lane == 2 else r3
-        u = r.to(tl.uint32).to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
-        at = group * 4 + lane
-        inside = at < n
-        value = tl.load(x + at, inside).to(tl.float32)
-        kept = u < p
-        tl.store(y + at, tl.where(kept, value * scale, 0.0), inside)
-        tl.store(mask + at, kept, inside)
+    # Neighbours are stored by neighbours: the four numbers of a group side by side.
+    r = tl.join(tl.join(r0, r2), tl.join(r1, r3)).reshape(4 * BLOCK)
+    u = r.to(tl.uint32).to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+    at = tl.program_id(0).to(tl.int64) * (4 * BLOCK) + tl.arange(0, 4 * BLOCK)
+    inside = at < n
+    value = tl.load(x + at, inside).to(tl.float32)
+    kept = u < p
+    tl.store(y + at, tl.where(kept, value * scale, 0.0), inside)
+    tl.store(mask + at, kept, inside)
