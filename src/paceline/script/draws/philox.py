@@ -42,8 +42,9 @@ def dropout_rows(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor | None
     y, mask = torch.native_dropout(x, p, True)
     generator.set_offset(offset + ((whole - 1) // (threads * 4) + 1) * 4)
     numbers = (seed, offset // 4, before, count, threads)
-    key = (index, x.dtype, *(n.bit_length() // 32 for n in numbers))
-    grid, given = (-(-count // (4 * BLOCK)), 1, 1), (x, y, mask, *numbers, 1 - p, 1 / (1 - p), vector, BLOCK)
+    wide = whole >= 2**31 - 4 * BLOCK
+    key = (index, x.dtype, wide, *(n.bit_length() // 32 for n in numbers))
+    grid, given = (-(-count // (4 * BLOCK)), 1, 1), (x, y, mask, *numbers, 1 - p, 1 / (1 - p), vector, BLOCK, wide)
     with nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
         if key in _ready:
             _ready[key][grid](*given)  # Triton's own look at the arguments takes longer than all else here
