@@ -51,6 +51,11 @@ def test_dropout_is_that_of_one_process(draws: Draws, shape: tuple[int, ...], dt
     check(draws, lambda x: F.dropout(x, 0.1), torch.randn(shape, device="cuda").to(dtype))
 
 
+def test_dropout_of_more_elements_than_32_bits_count(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(philox, "NARROW", 0)
+    check(draws, lambda x: F.dropout(x, 0.1), torch.randn(256, 256, 384, device="cuda"))
+
+
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dropout_by_drawing_the_whole(

@@ -20,6 +20,7 @@ from paceline.torch_private import is_capturing, saved_tensor_hooks
 
 BLOCK = 256  # threads of a block in torch's kernel
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NARROW = 2**31 - 4 * BLOCK  # elements whose indices fit into 32 bits
 _ready: dict[Any, Any] = {}  # compiled kernels, by device and types
 
 
@@ -42,7 +43,7 @@ def dropout_rows(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor | None
     y, mask = torch.native_dropout(x, p, True)
     generator.set_offset(offset + ((whole - 1) // (threads * 4) + 1) * 4)
     numbers = (seed, offset // 4, before, count, threads)
-    wide = whole >= 2**31 - 4 * BLOCK
+    wide = whole > NARROW
     key = (index, x.dtype, wide, *(n.bit_length() // 32 for n in numbers))
     grid, given = (-(-count // (4 * BLOCK)), 1, 1), (x, y, mask, *numbers, 1 - p, 1 / (1 - p), vector, BLOCK, wide)
     with nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
