@@ -80,8 +80,9 @@ class Reach:
             return
         self.functions[value] = None
         for code in _codes(value.__code__):
-            self.names.update(code.co_names, [text for text in code.co_consts if isinstance(text, str)])
-            self._follow_names(_variables_of(code), value.__globals__, code.co_names)
+            names, texts, variables = _named_in(code)
+            self.names.update(names, texts)
+            self._follow_names(variables, value.__globals__, names)
 
     def _follow_names(self, names: Iterable[str], space: dict[str, Any], attributes: Iterable[str]) -> None:
         """`attributes`: names that the code looks up in what it gets, here in the files that it names."""
@@ -128,6 +129,7 @@ def _is_foreign(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and is_of_library(getattr(value, "__file__", None))
 
 
+@functools.lru_cache(maxsize=10 * MANY)
 def _codes(code: types.CodeType) -> list[types.CodeType]:
     """The code of a function, and of those defined in it."""
     found = [code]
@@ -136,9 +138,11 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
     return found
 
 
-def _variables_of(code: types.CodeType) -> set[str]:
-    """The names that are variables there, and no attributes: `self.n` does not name the script's `n`."""
-    return {one.argval for one in dis.get_instructions(code) if one.opname in OF_VARIABLES}
+@functools.lru_cache(maxsize=10 * MANY)
+def _named_in(code: types.CodeType) -> tuple[tuple[str, ...], list[str], list[str]]:
+    """All names there, the texts, and the names that are variables: `self.n` does not name the script's `n`."""
+    variables = dict.fromkeys(one.argval for one in dis.get_instructions(code) if one.opname in OF_VARIABLES)
+    return code.co_names, [text for text in code.co_consts if isinstance(text, str)], list(variables)
 
 
 def is_object(value: Any) -> bool:
