@@ -220,6 +220,59 @@ def test_two_replicas_of_two_stages_give_the_numbers_of_plain_python(pool: Any, 
         compare(found, expected)
 
 
+class WithLoss(nn.Module):
+    """A model that returns its loss."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.weight = kind, torch.linspace(0.5, 2, 13, dtype=torch.float64) if kind == "weighted" else None
+        self.body = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Dropout(0.2), nn.Linear(24, 24), nn.Tanh())
+        self.head = nn.Linear(24, 13)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        logits = self.head(self.body(x))
+        if self.kind == "sum":
+            return nn.functional.cross_entropy(logits, y, reduction="sum"), (logits.argmax(1) == y).sum()
+        loss = nn.functional.cross_entropy(logits, y, self.weight)
+        if self.kind == "two terms":
+            return loss + 1e-2 * logits.square().mean()
+        return {"loss": loss, "logits": logits} if self.kind == "logits" else loss
+
+
+def train_with_loss(kind: str) -> list[Any]:
+    torch.manual_seed(3)
+    model = WithLoss(kind).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    numbers: list[Any] = []
+    for step in range(5):
+        x, y = torch.randn(11 - 3 * (step == 2), 6, dtype=torch.float64), torch.randint(13, (11 - 3 * (step == 2),))
+        if step > 2 or kind == "logits":
+            y[:3], y[-1] = -100, -100  # all of a micro-batch's targets
+        out = model(x, y)
+        loss, *rest = out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else [out]
+        optimizer.zero_grad()
+        (3 * loss + sum(one.square().mean() for one in rest if one.requires_grad)).backward()
+        numbers += [loss.item(), *(one.double().sum().item() for one in rest)]
+        numbers.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+    return [*numbers, torch.rand(1).item(), {k: v.clone() for k, v in model.state_dict().items()}]
+
+
+def train_with_loss_in_stages(group: Group, kind: str) -> tuple[list[Any], list[str], int]:
+    with staged(group, stages=2) as notices:
+        return train_with_loss(kind), list(notices), notices.strategy._used
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["loss", "logits", "weighted", "two terms", "sum"])
+def test_a_model_that_returns_its_loss_is_computed_in_micro_batches(pool: Any, kind: str, workers: int) -> None:
+    expected = train_with_loss(kind)
+    for found, notices, used in pool(workers).run(train_with_loss_in_stages, kind):
+        compare(found, expected)
+        assert not any("micro-batches" in notice for notice in notices)
+        assert used > 1
+
+
 def train_on_a_loader() -> list[float]:
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()

@@ -30,6 +30,7 @@ from paceline.script.proof.plans import Plans
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.arguments import versions_of
+from paceline.script.slicing.parts import sizes_of
 from paceline.script.slicing.plan import SlicePlan
 from paceline.torch_private import BatchNorm
 
@@ -78,9 +79,10 @@ class Mod:
         plan: SlicePlan,
         parts: int,
     ) -> Any:
-        sizes, versions = micro_batches.sizes_of(plan.batch(leaves), parts), versions_of(leaves, plan.cuts)
+        sizes, versions = sizes_of(plan.batch(leaves), parts), versions_of(leaves, plan.cuts)
         compute = self._recomputed.setdefault(module, Recomputed())
         with self.stage.views.averages.inside() as averages:
+            before = averages.count
             outputs = [
                 compute(module, plain, (module, *args), kwargs)
                 for args, kwargs in micro_batches.cut(given, leaves, plan.cuts, sizes)
@@ -89,7 +91,7 @@ class Mod:
                 raise CannotTry("it adds another term to a mean over targets of which some are ignored or weighted")
             if versions != versions_of(leaves, plan.cuts):
                 raise CannotTry("it changes an argument in place, from which backward computes again")
-            return micro_batches.join(outputs, plan.outputs, sizes, averages)
+            return micro_batches.join(outputs, plan, sizes, averages, before)
 
     def _slices(self) -> list[int]:
         """The number of rows of each worker, including borrowed rows. All workers must make the same number of

@@ -31,14 +31,15 @@ from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.lazy_parameters import initialise_lazy
+from paceline.script.slicing.parts import sizes_of
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.base import A, B, C, D
 from paceline.strategies.owned.state import parameters_of
-from paceline.strategies.pipelined import orders
+from paceline.strategies.pipelined import orders, streams
 from paceline.strategies.pipelined.at_seams import AtSeams
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks
 from paceline.strategies.pipelined.holding import Holding
-from paceline.strategies.pipelined.micro_batches import FEW, Kind, MicroBatches, rows_of, sizes_of, within
+from paceline.strategies.pipelined.micro_batches import FEW, Kind, MicroBatches, rows_of, within
 from paceline.strategies.pipelined.schedule import Call, Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
 from paceline.strategies.pipelined.stage_parts import StageParts
@@ -57,8 +58,8 @@ from paceline.torch_private import is_checkpointed, parameters_in
 from paceline.units import size
 
 NOT_1F1B = (
-    "schedule=1f1b needs the loss inside the last stage, and this script computes its loss outside the model: the "
-    "schedule is gpipe. The bubble is the same; more activations are kept."
+    "schedule=1f1b needs forward and backward in one call (distribute(…, loss=…)), and this script calls them one "
+    "after the other: the schedule is gpipe. The bubble is the same; more activations are kept."
 )
 
 
@@ -251,18 +252,31 @@ class Pipeline(StageParts):
         in_slice = slices if draws.on else None  # otherwise the worker draws its own numbers
 
         def drawing(split: Split, made: int) -> Any:
-            if len(sizes) == 1:
+            if split.group.world == 1:
                 return nullcontext()
             if in_slice is not None:
                 split = within(in_slice.sizes, in_slice.group.rank, chunks, split.group.rank)
             return draws.in_call(split, kind.rules, strict=False, made=made)
 
-        done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.orders))
+        averages, begin = self.stage.views.averages, streams.packed() if kind.rules else None
+        done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.plan, averages))
+        if done.counted is None:
+            if begin is not None:
+                streams.put(begin)
+            sizes = [sum(sizes)]
+            done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.plan, averages))
         if now.module.training:
             self._share_buffers(model.schedule.cutting)
-        if not torch.is_grad_enabled() or not any(done.needs_grad):
-            return done.output
-        return WayBack(self.stage, model, done, leaves, now.cuts, sizes, dim).output()
+        output = done.output
+        if torch.is_grad_enabled() and any(done.needs_grad):
+            output = WayBack(self.stage, model, done, leaves, now.cuts, sizes, dim).output()
+        if averages.watching and done.counted is not None and kind.plan is not None and kind.plan.averages:
+            divisors, all_count = done.counted  # by which the replicas combine their losses
+            tensors = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)]
+            for place, divisor in divisors.items():
+                averages.take(tensors[place], torch.tensor(divisor, dtype=torch.float64, device="cpu"))
+            averages.count_all(counted=all_count)
+        return output
 
     def _train(self, plain: Callable[..., Any], now: _Now, given: Any, batch: int) -> Trained:
         """Computes a call, the loss that was asked for and all gradients."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from paceline.errors import ScriptError
@@ -19,12 +18,12 @@ from paceline.script.draws.rows import Draws
 from paceline.script.patches import all_of
 from paceline.script.proof import value_checks
 from paceline.script.proof.proof import Part, Proof
-from paceline.script.proof.recorder import CannotTry
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm
 from paceline.script.slicing.backward_hooks import hooked
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.plan import Role, SlicePlan
+from paceline.script.slicing.parts import joined, weights_of
+from paceline.script.slicing.plan import SlicePlan
 from paceline.script.slicing.reasons import unbatched
 from paceline.script.slicing.ways import batch_of, ways_to_cut
 from paceline.torch_private import uncompiled
@@ -70,11 +69,6 @@ class MicroBatches:
             remove()
 
 
-def sizes_of(batch: int, parts: int) -> list[int]:
-    """Sizes of the parts, which differ by one at most."""
-    return [batch * (i + 1) // parts - batch * i // parts for i in range(parts)]
-
-
 def cut(given: Any, leaves: list[Any], cuts: dict[int, int], sizes: list[int]) -> list[Any]:
     """The arguments of each micro-batch."""
     pieces = {i: leaves[i].split(sizes, dim) for i, dim in cuts.items()}
@@ -84,35 +78,16 @@ def cut(given: Any, leaves: list[Any], cuts: dict[int, int], sizes: list[int]) -
     ]
 
 
-def join(outputs: list[Any], roles: tuple[Role, ...], sizes: list[int], averages: Averages) -> Any:
-    """The output of the whole call. CannotTry if the number of targets of a mean is not known."""
-    columns = zip(*map(tree.leaves, outputs), strict=True)
-    joined = [_join(column, role, sizes, averages) for column, role in zip(columns, roles, strict=True)]
-    return tree.rebuild(outputs[0], iter(joined))
-
-
-def _join(column: tuple[Any, ...], role: Role, sizes: list[int], averages: Averages) -> Any:
-    if role.kind == "rows":
-        if not role.spread:
-            return torch.cat(column, role.dim)
-        apart = [piece.unflatten(role.dim, (-1, size)) for piece, size in zip(column, sizes, strict=True)]
-        return torch.cat(apart, role.dim + 1).flatten(role.dim, role.dim + 1)
-    if role.kind == "sum":
-        return sum(column)
-    if role.kind == "same":
-        return column[0]
-    if role.kind == "mean":
-        return sum(value * (size / sum(sizes)) for value, size in zip(column, sizes, strict=True))
-    counts = [averages.divisor_of(value) for value in column]
-    if None in counts:
-        raise CannotTry(
-            "it returns a mean over targets whose number is not seen (compiled, or not torch.nn.functional's)"
-        )
-    found = torch.stack([count.to(column[0].device) for count in counts if count is not None])
-    values = torch.where(found > 0, torch.stack(column), 0)  # without any target, a micro-batch's mean is NaN
-    whole = (values * (found / found.sum())).sum().to(column[0].dtype)
-    averages.take(whole, found.sum())
-    return whole
+def join(outputs: list[Any], plan: SlicePlan, sizes: list[int], averages: Averages, before: int) -> Any:
+    """The output of the whole call, before which so many averages were taken. CannotTry if the number of targets of a
+    mean is not known."""
+    columns, made = list(zip(*map(tree.leaves, outputs), strict=True)), []
+    weights = [weights_of(column, n, plan, sizes, averages, before) for n, column in enumerate(columns)]
+    for column, role, each in zip(columns, plan.outputs, weights, strict=True):
+        made.append(joined(column, role, sizes, each))
+        if role.kind == "average" and each is not None:
+            averages.take(made[-1], each.sum())
+    return tree.rebuild(outputs[0], iter(made))
 
 
 def refusal(module: nn.Module, parts: int, why: str) -> ScriptError:

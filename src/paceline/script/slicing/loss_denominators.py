@@ -60,6 +60,10 @@ class Averages:
         self._combines = True
         self._taken.append((value, divisor))
 
+    def count_all(self, *, counted: bool) -> None:
+        """Notes of averages that were combined whether all targets count."""
+        self._counted.append(torch.tensor([counted], device="cpu"))
+
     def divisor_of(self, value: Any) -> torch.Tensor | None:
         """The denominator of a returned value; None if the value is not one of the averages taken."""
         return next((divisor for taken, divisor in self._taken if taken is value), None)

@@ -22,6 +22,7 @@ from paceline.script.proof.proof import Proof
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.arguments import unsharded
 from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.parts import sizes_of
 from paceline.script.slicing.plan import Role, SlicePlan
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.pipelined.schedule import Turn
@@ -37,10 +38,14 @@ class Kind:
     """How calls of one kind are computed."""
 
     chunks: int = 1  # micro-batches
-    rules: tuple[DrawRule, ...] = ()  # of the model's random draws, in order
-    orders: tuple[tuple[int, ...], ...] = ()  # of each output's dimensions in memory: see `crossings.memory_order`
+    plan: SlicePlan | None = None  # by which the outputs of micro-batches are combined
     has_rows: bool = False  # the rows of a batch may be split over the axis data
     has_norms: bool = False  # if they are, batch norms must see the whole batch
+
+    @property
+    def rules(self) -> tuple[DrawRule, ...]:
+        """Of the model's random draws, in order."""
+        return () if self.plan is None else self.plan.draws
 
 
 class MicroBatches:
@@ -69,12 +74,13 @@ class MicroBatches:
         if any(isinstance(m, BatchNorm) and (m.training or not m.track_running_stats) for m in module.modules()):
             self._tell(module, "it has batch norm, which sees the whole batch")
             return Kind(has_rows=True, has_norms=True)
-        orders = tuple(role.order for role in plan.outputs if role.kind == "rows")
-        return Kind(self._chunks, plan.draws, orders, has_rows=True)
+        return Kind(self._chunks, plan, has_rows=True)
 
     def _can_be_joined(self, role: Role, leaf: Any) -> bool:
         if not isinstance(leaf, torch.Tensor):
             return role.kind == "same"
+        if role.kind in ("mean", "average", "sum"):
+            return True
         return role.kind == "rows" and role.dim == self._proof.batch_dim and not role.spread
 
     def few(self, given: Any, rows: int) -> Any:
@@ -149,12 +155,6 @@ def rows_of(leaves: list[Any], dim: int) -> tuple[int, list[int]]:
     shapes = {n: leaf.shape for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() > dim}
     batch = next((shape[dim] for shape in shapes.values()), 0)
     return batch, [number for number, shape in shapes.items() if shape[dim] == batch]
-
-
-def sizes_of(batch: int, chunks: int) -> list[int]:
-    """The rows of each micro-batch."""
-    n = max(1, min(batch, chunks))
-    return [batch * (r + 1) // n - batch * r // n for r in range(n)]
 
 
 def within(slices: Sequence[int], rank: int, chunks: int, turn: int) -> Split:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from paceline.script import tree
-
-
-def join(column: Sequence[Any], dim: int) -> Any:
-    """A leaf of the output, from those of the micro-batches."""
-    first = column[0]
-    if len(column) == 1 or not isinstance(first, torch.Tensor):
-        return first
-    return torch.cat([leaf.detach() for leaf in column], dim).requires_grad_(first.requires_grad)
 
 
 def gradient_name(output: Any) -> str:

@@ -20,8 +20,12 @@ from paceline.comm.group import Group
 from paceline.comm.network.post import Post
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
+from paceline.script.proof.recorder import CannotTry
 from paceline.script.seams.recomputing import starts_here
+from paceline.script.slicing import parts
 from paceline.script.slicing.crossings import Split, laid_out, memory_order
+from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.plan import SlicePlan
 from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
 from paceline.strategies.pipelined.failure import Failure
@@ -73,7 +77,8 @@ class Call:
     sizes: Sequence[int]
     dim: int
     drawing: Drawing = field(default=lambda split, made: nullcontext())
-    orders: Sequence[Sequence[int]] = ()  # of each output in memory; empty: as in the first micro-batch
+    plan: SlicePlan | None = None  # by which the outputs of micro-batches are combined
+    averages: Averages = field(default_factory=Averages)  # that notes the denominators of losses
     learning: bool = field(default_factory=torch.is_grad_enabled)
     # Where a stage begins, for all micro-batches: the random streams, and the number of draws made so far.
     streams: dict[int, Any] = field(default_factory=dict)
@@ -88,9 +93,48 @@ class Pass:
     tensors: list[torch.Tensor]  # among the leaves of the output
     needs_grad: list[bool]
     name: str = ""  # of the output's gradient function, which `print` shows
+    # Denominators of losses, by number among the output's tensors; and whether every target counts. None: the losses of
+    # the micro-batches do not give the batch's, so that the call must be computed in one.
+    counted: tuple[dict[int, float], bool] | None = None
+    factors: list[torch.Tensor | None] = field(default_factory=list)  # of the tensors that need a gradient: see `parts`
     turns: int = 1
     batch: int = 0
     chunks: dict[tuple[int, int], Chunk] = field(default_factory=dict)  # by micro-batch and stage
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The output of a call on the worker with the last stage."""
+
+    whole: Sequence[Any]  # its leaves
+    heads: list[Any]  # of its tensors: shape, dtype, order in memory, and whether it needs a gradient
+    factors: list[torch.Tensor | None]
+    counted: tuple[list[tuple[int, float]], bool]
+
+    @classmethod
+    def of(
+        cls,
+        whole: Sequence[Any],
+        orders: Sequence[Sequence[int]],
+        columns: Sequence[Sequence[Any]] = (),
+        plan: SlicePlan | None = None,
+        weights: Sequence[torch.Tensor | None] = (),
+        all_count: bool = True,
+    ) -> Joined:
+        heads: list[Any] = []
+        factors: list[torch.Tensor | None] = []
+        divisors: list[tuple[int, float]] = []
+        for n, leaf in enumerate(whole):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            weight = weights[n] if weights else None
+            needs_grad = any(piece.requires_grad for piece in (columns[n] if columns else [leaf]))
+            if plan is not None and weight is not None and plan.outputs[n].kind == "average":
+                divisors.append((len(heads), float(weight.sum())))
+            heads.append([list(leaf.shape), str(leaf.dtype).removeprefix("torch."), [*orders[n]], needs_grad])
+            if needs_grad:
+                factors.append(None if weight is None or plan is None else parts.factors_of(plan.outputs[n], weight))
+        return cls(whole, heads, factors, (divisors, all_count))
 
 
 class Schedule:
@@ -119,15 +163,17 @@ class Schedule:
         since, failure = time.perf_counter(), Failure(self.rows)
         found: list[Any] = []
         chunks: dict[tuple[int, int], Chunk] = {}
-        for op in orders.forwards(self.group.world, len(call.sizes), self.parts):
-            stage = self.stage_of(op.part)
-            done = self.advance(call, op.turn, stage, failure)
-            if done is not None:
-                if stage == self.last:
-                    found.append(done[0])
-                if call.learning:
-                    chunks[op.turn, stage] = done[1]
-        shared = self._share(call, found, failure)
+        with nullcontext() if call.plan is None else call.averages.inside():
+            before = call.averages.count
+            for op in orders.forwards(self.group.world, len(call.sizes), self.parts):
+                stage = self.stage_of(op.part)
+                done = self.advance(call, op.turn, stage, failure)
+                if done is not None:
+                    if stage == self.last:
+                        found.append(done[0])
+                    if call.learning:
+                        chunks[op.turn, stage] = done[1]
+            shared = self._share(call, found, before, failure)
         shared.turns, shared.batch, shared.chunks = len(call.sizes), sum(call.sizes), chunks
         self.clock.total += time.perf_counter() - since
         return shared
@@ -210,35 +256,29 @@ class Schedule:
         self.clock.idle += time.perf_counter() - since
         return self._early.pop(key)
 
-    def _share(self, call: Call, found: list[Any], failure: Failure) -> Pass:
-        """Gives every worker the outputs of the last stage, or the error of any stage."""
+    def _share(self, call: Call, found: list[Any], before: int, failure: Failure) -> Pass:
+        """Gives every worker the outputs of the last stage, or the error of any stage. `before`: averages taken before
+        the call."""
         since = time.perf_counter()
         told: Any = None
         tensors: list[torch.Tensor] = []
+        factors: list[torch.Tensor | None] = []
         if self.has_last and not failure:
             try:
-                whole = [outputs.join(column, call.dim) for column in zip(*map(tree.leaves, found), strict=True)]
-                tensors = [leaf for leaf in whole if isinstance(leaf, torch.Tensor)]
-                pieces = [leaf for leaf in tree.leaves(found[0]) if isinstance(leaf, torch.Tensor)]
-                orders = call.orders or [memory_order(piece) for piece in pieces]
-                if len(orders) != len(tensors):
-                    raise ScriptError(
-                        f"The model returns {len(tensors)} tensors, and returned {len(orders)} when it was cut into "
-                        "stages: a stage does not see what hooks and attributes have kept in another one.",
-                        advice="Choose another strategy: --strategy mirrored",
-                    )
-                heads = [
-                    [list(t.shape), str(t.dtype).removeprefix("torch."), [*order], t.requires_grad]
-                    for t, order in zip(tensors, orders, strict=True)
-                ]
-                nested = outputs.nest(tree.rebuild(found[0], iter(whole)), self.cutting.template)
-                told = [nested, heads, call.end, outputs.gradient_name(found[0])]
+                joined = self._joined(call, found, before)
+                tensors = [] if joined is None else [t for t in joined.whole if isinstance(t, torch.Tensor)]
+                if joined is not None:
+                    factors = joined.factors
+                    nested = outputs.nest(tree.rebuild(found[0], iter(joined.whole)), self.cutting.template)
+                    told = [nested, joined.heads, call.end, outputs.gradient_name(found[0]), joined.counted]
             except Exception as error:  # rows that do not fit together
                 failure.note(error)
         known = self.group.gather_objects(failure.told if failure else told, OUTPUT)
         if isinstance(known[-1], bytes):
             failure.raise_first([known[-1]])
-        nested, heads, at, name = known[-1]
+        if known[-1] is None:
+            return Pass(None, [], [])
+        nested, heads, at, name, (divisors, all_count) = known[-1]
         if nested is None:
             raise ScriptError(
                 "The model returns an object that the workers of a pipeline cannot send to each other.",
@@ -259,7 +299,39 @@ class Schedule:
         if not self.has_last:
             self.clock.idle += time.perf_counter() - since
         output = outputs.rebuilt(nested, self.cutting.template, iter(shared))
-        return Pass(output, shared, [bool(needs) for *_, needs in heads], name)
+        needs_grad = [bool(needs) for *_, needs in heads]
+        return Pass(output, shared, needs_grad, name, (dict(divisors), all_count), factors)
+
+    def _joined(self, call: Call, found: list[Any], before: int) -> Joined | None:
+        """The output of the call, from those of its micro-batches; None if they do not give it."""
+        columns, plan = list(zip(*map(tree.leaves, found), strict=True)), call.plan
+        if plan is None:
+            (only,) = zip(*columns, strict=True)
+            return Joined.of(only, [memory_order(leaf) if isinstance(leaf, torch.Tensor) else () for leaf in only])
+        if len(plan.outputs) != len(columns):
+            raise ScriptError(
+                f"The model returns {len(columns)} values, and returned {len(plan.outputs)} when it was cut into "
+                "stages: a stage does not see what hooks and attributes have kept in another one.",
+                advice="Choose another strategy: --strategy mirrored",
+            )
+        all_count = not plan.averages or call.averages.all_count()
+        if len(found) > 1 and plan.all_count and not all_count:
+            return None
+        weights: list[torch.Tensor | None]
+        try:
+            weights = [
+                parts.weights_of(column, n, plan, call.sizes, call.averages, before) for n, column in enumerate(columns)
+            ]
+        except CannotTry:
+            if len(found) > 1:
+                return None
+            weights = [None] * len(columns)
+        with torch.no_grad():
+            whole = [
+                column[0] if len(column) == 1 else parts.joined(column, role, call.sizes, each)
+                for column, role, each in zip(columns, plan.outputs, weights, strict=True)
+            ]
+        return Joined.of(whole, [role.order for role in plan.outputs], columns, plan, weights, all_count)
 
     def backward(
         self,
@@ -280,7 +352,8 @@ class Schedule:
             stage = self.stage_of(op.part)
             chunk, own = done.chunks[op.turn, stage], list[torch.Tensor | None]()
             if stage == self.last:
-                own = [_rows(g, leaf, dim, chunk, done) for g, leaf in zip(grads, chunk.left, strict=False)]
+                ends = zip(grads, chunk.left, done.factors, strict=False)
+                own = [_share(g, leaf, dim, chunk, op.turn, done, factors) for g, leaf, factors in ends]
             of_parameters, column = self.go_back(chunk, op.turn, stage, own, parameters, failure, keep=keep)
             if of_inputs[op.turn]:
                 add_up(of_inputs[op.turn], column)
@@ -380,9 +453,20 @@ def _micro_batch(
     return mine, inputs
 
 
-def _rows(grad: torch.Tensor | None, leaf: torch.Tensor, dim: int, chunk: Chunk, done: Pass) -> torch.Tensor | None:
-    """A micro-batch's rows of an output's gradient. An output may have several rows for each row of the batch."""
+def _share(
+    grad: torch.Tensor | None,
+    leaf: torch.Tensor,
+    dim: int,
+    chunk: Chunk,
+    turn: int,
+    done: Pass,
+    factors: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """A micro-batch's part of an output's gradient: its rows, of which an output may have several for each row of the
+    batch, or its factor in a sum."""
     if grad is None or done.turns == 1:
         return grad
+    if factors is not None:
+        return grad * factors[turn].to(grad.device, grad.dtype)
     many = grad.shape[dim] // done.batch
     return grad.narrow(dim, chunk.rows[0] * many, leaf.shape[dim])
