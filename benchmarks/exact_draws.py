@@ -26,7 +26,7 @@ from torch import nn
 
 from paceline.script.draws import compiled, table
 from paceline.script.draws.rows import Draws, rules_of
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows.crossings import Split
 
 P = 0.2
 

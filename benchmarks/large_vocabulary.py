@@ -16,7 +16,7 @@ worker), set by hand.
 
 A worker's memory: a proof leaves up to 50 MiB that a step does not need, and returns it (`memory.return_freed`). Half
 of the processor time of a step, 120 ms, was system time, with 50,000 page faults for logits and their gradients; on
-huge pages (`launch/zygote/allocator.py`) it is 68 ms, with 2,000 faults.
+huge pages (`launch/worker/allocator.py`) it is 68 ms, with 2,000 faults.
 DDP prints the loss of rank 0's slice, `paceline run` that of the batch.
 """
 

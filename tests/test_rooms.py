@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -38,8 +37,6 @@ ROOMS = (
 IN_WORKERS = ("comm", "script", "strategies", "converge", "checkpoint", "record", "mods", "profile")
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
-CROWDED = 20  # files
-CATALOGUES = {"advise/rules", "mods", "strategies"}
 
 
 @cache
@@ -103,10 +100,26 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         pytest.fail(" → ".join(error.args[1]))
 
 
-def test_no_folder_is_crowded() -> None:
-    """A folder that is a catalogue may be: it holds a file for each rule, mod, page, … and their index."""
-    counts = Counter(path.parent.relative_to(PACKAGE) for path in FILES if path.name != "__init__.py")
-    assert not {str(folder) for folder, count in counts.items() if count > CROWDED} - CATALOGUES
+def test_no_parts_of_a_room_import_each_other_in_a_circle() -> None:
+    """A part is a folder of the room, with all that lies in it, or a file beside the folders."""
+    modules = {module_of(path): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        part = part_of(path)
+        inside = {
+            part_of(modules[name])
+            for name in imported_files(path, set(modules))
+            if room_of(modules[name]) == room_of(path)
+        }
+        graph.setdefault(part, set()).update(inside - {part})
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def part_of(path: Path) -> str:
+    return "/".join(path.relative_to(PACKAGE).parts[:2])
 
 
 def test_threads_that_others_wait_for_are_started_in_one_place() -> None:

@@ -16,7 +16,7 @@ from paceline.charts.browser import figure
 from paceline.charts.chart import Area, Axis, Band, Bars, Chart, HeatMap, Label, Line, Points, Rule, Shade
 from paceline.charts.svg import COLOURS, write_svg
 from paceline.charts.thin import POINTS, thinned
-from paceline.view.ui import render
+from paceline.view.server import render
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 

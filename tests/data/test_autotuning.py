@@ -11,7 +11,7 @@ import paceline.data as pd
 from paceline.data.execution.autotune import PoolSetting, StageTuner
 from paceline.data.execution.engines import TunedPool
 from paceline.data.execution.gil_probe import GilProbe
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.stages import How
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

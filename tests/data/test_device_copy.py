@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from paceline.data.device.copy import Moved, StreamedCursor, copy
-from paceline.data.device.pinned_slots import STEP, Pinned
+from paceline.data.execution.pinned_slots import STEP, Pinned
 from paceline.data.execution.slots import Slot
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.cursor import Cursor
 
 

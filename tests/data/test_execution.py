@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import paceline.data as pd
-from paceline.data.metrics.meters import Clock
+from paceline.data.meters import Clock
 from paceline.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -254,7 +254,7 @@ def test_the_report_names_the_bottleneck() -> None:
 
 def test_a_clock_counts_waiting_and_using(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(100.0, 2.0)
-    monkeypatch.setattr("paceline.data.metrics.meters.perf_counter", lambda: next(now))
+    monkeypatch.setattr("paceline.data.meters.perf_counter", lambda: next(now))
     clock = Clock()
     for _ in range(3):
         clock.asked()

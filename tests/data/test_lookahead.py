@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import paceline.data as pd
 from paceline.data.device import lookahead
 from paceline.data.device.lookahead import Lookahead
+from paceline.data.planner import PipelinePlan
 from paceline.data.planning.cursor import Cursor
-from paceline.data.planning.planner import PipelinePlan
 from paceline.errors import DataError
 
 GPU = torch.device("cuda", 0)

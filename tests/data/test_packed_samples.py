@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import paceline.data as pd
 from paceline.data.formats import sample_batch
-from paceline.data.stages.collate import collate, empty
+from paceline.data.formats.collate import collate, empty
 
 NUMBERS = st.sampled_from([0, 1, 9, 127, 128, 255, 256, 70_000, 2**33, -1, -32, -33, -200, -70_000, -(2**40)])
 LEAVES: dict[str, Any] = {

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from staged import lone_group
 
 from paceline.comm.group import Group
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
 
 WORLDS = (1, 2, 3, 5)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.script.slicing.bounds import CheckedIndices, require_sizes
+from paceline.script.proof.bounds import CheckedIndices, require_sizes
 
 TABLE = torch.randn(4, 3)
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], int]] = {  # a function of an index, and the index's bound

@@ -22,7 +22,7 @@ from paceline.comm.group import Group
 from paceline.mods import catalog
 from paceline.script.draws import table
 from paceline.script.draws.rows import AstrayError, DrawRule, Draws, rule_of, rules_of
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows.crossings import Split
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 Draw = Callable[[torch.Tensor], torch.Tensor]

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.script.draws import philox
 from paceline.script.draws.rows import Draws, rules_of
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows.crossings import Split
 
 pytestmark = pytest.mark.gpu
 

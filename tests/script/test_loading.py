@@ -33,7 +33,7 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import rng as script_rng
 from paceline.script import tree
-from paceline.script.loading import keeps_generator
+from paceline.script.seams.loading import keeps_generator
 
 SIZE = 11  # uneven for 2 and 3 workers and for batches of 4: the last batch has 3 rows
 

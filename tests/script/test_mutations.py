@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.script import tree
-from paceline.script.slicing.mutations import Containers, Told
+from paceline.script.proof.mutations import Containers, Told
 
 
 def write(b: Any) -> Any:

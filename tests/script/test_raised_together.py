@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.comm.channels import GlooChannel
 from paceline.comm.group import Group
 from paceline.errors import PeerRaisedError, ScriptError
-from paceline.script.slicing.together import Raised, is_plain, rebuild
+from paceline.script.together import Raised, is_plain, rebuild
 
 BAD = 9.0  # in the first column of a row that a model does not take
 

@@ -28,8 +28,8 @@ def client_of() -> Callable[..., object]:
     """A client of the app over a folder, with the token."""
     from starlette.testclient import TestClient
 
+    from paceline.view.records.limits import ViewLimits
     from paceline.view.server.app import make_app
-    from paceline.view.server.limits import ViewLimits
 
     def make(root: Path, *, token: str = TOKEN, limits: ViewLimits | None = None) -> TestClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}

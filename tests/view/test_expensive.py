@@ -19,7 +19,7 @@ from paceline.tables.trace.time_limit import PIECE, go_on, paced, within
 from paceline.view.records import record as one_record
 from paceline.view.records import spans
 from paceline.view.records.library import Library
-from paceline.view.server.limits import ViewLimits
+from paceline.view.records.limits import ViewLimits
 
 TRACED = ("timeline", "ops", "op-types", "kernels", "waits", "memory", "devices")
 pytestmark = pytest.mark.timeout(300)

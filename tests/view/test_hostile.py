@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from view_records import TRAIN, make_run, make_series, trace
 
 from paceline.view.records import record as one_record
-from paceline.view.server.limits import ViewLimits
+from paceline.view.records.limits import ViewLimits
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)  # JSON has no others
 KEYS = [

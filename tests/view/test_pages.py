@@ -17,9 +17,9 @@ from paceline.trials.core.summary import summarize
 from paceline.view.pages import servers
 from paceline.view.records.library import Library
 from paceline.view.records.measures import measure
+from paceline.view.server.render import data_block
 from paceline.view.server.site import pages_of
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.render import data_block
 
 
 def test_the_list_has_every_record_and_its_figures(client):

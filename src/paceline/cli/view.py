@@ -22,7 +22,7 @@ from paceline.errors import UsageError
 from paceline.units import size
 
 if TYPE_CHECKING:
-    from paceline.view.server.limits import ViewLimits
+    from paceline.view.records.limits import ViewLimits
 
 WHERE = "Server"
 LIMITS = "Page limits"
@@ -139,7 +139,7 @@ def view(
 ) -> None:
     session = Session.of(context, json=json)
     need("view", "view")
-    from paceline.view.server.limits import ViewLimits
+    from paceline.view.records.limits import ViewLimits
 
     limits = ViewLimits(seconds=page_seconds, events=most_events)
     traces = chosen if chosen and any(path.is_file() for path in chosen) else None

@@ -16,14 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.data.formats.images import decode_image
-    from paceline.data.formats.pack import pack
-    from paceline.data.formats.sample import decode as decode_sample
-    from paceline.data.formats.sample import encode as encode_sample
-    from paceline.data.formats.tf_example import decode_example, encode_example
-    from paceline.data.formats.tfrecord import Writer
-    from paceline.data.pipeline import Pipeline
-    from paceline.data.sources.factories import (
+    from paceline.data.factories import (
         arrays,
         cifar,
         dataset,
@@ -36,6 +29,13 @@ if TYPE_CHECKING:
         mix,
         stream,
     )
+    from paceline.data.formats.images import decode_image
+    from paceline.data.formats.pack import pack
+    from paceline.data.formats.sample import decode as decode_sample
+    from paceline.data.formats.sample import encode as encode_sample
+    from paceline.data.formats.tf_example import decode_example, encode_example
+    from paceline.data.formats.tfrecord import Writer
+    from paceline.data.pipeline import Pipeline
     from paceline.data.stages.augment import ColorJitter, Crop, Cutout, Flip, Mixup, Normalize
     from paceline.data.torch_loader import drop_in
 
@@ -88,6 +88,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'paceline.data' has no attribute {name!r}")
     import importlib
 
-    module, _, own = _HOMES.get(name, f"sources.factories.{name}").rpartition(".")
+    module, _, own = _HOMES.get(name, f"factories.{name}").rpartition(".")
     found = globals()[name] = getattr(importlib.import_module(f"paceline.data.{module}"), own)
     return found  # kept in globals(), because decoders look their names up for every record

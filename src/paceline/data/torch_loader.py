@@ -24,21 +24,21 @@ from torch.utils.data import (
     default_collate,
 )
 
-from paceline.data.execution.job import Step, Where, Work
 from paceline.data.execution.parallel_map import Jobs
 from paceline.data.execution.prefetch import PrefetchNode
+from paceline.data.execution.runtime import Runtime
 from paceline.data.metrics.record import keeper
 from paceline.data.metrics.report import Report, report_of
+from paceline.data.planner import PipelinePlan
 from paceline.data.planning.cursor import Context, Cursor, Mark
+from paceline.data.planning.job import Step, Where, Work
 from paceline.data.planning.nodes import Through
-from paceline.data.planning.planner import PipelinePlan
-from paceline.data.planning.runtime import Runtime
 from paceline.data.planning.stages import How, Kind
 from paceline.data.sources.memory import Arrays, of_dataset
 from paceline.errors import UsageError
 from paceline.script import loader_position, rng
 from paceline.script.fingerprint import fingerprint
-from paceline.script.loading import keeps_generator
+from paceline.script.seams.loading import keeps_generator
 
 # These samplers draw their indices when an epoch begins, so prefetching does not change the random stream.
 KNOWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)

@@ -26,12 +26,12 @@ from paceline.mods.support import micro_batches
 from paceline.mods.support.micro_batches import MicroBatches
 from paceline.mods.support.recompute import Recomputed
 from paceline.script import tree
+from paceline.script.proof.arguments import versions_of
+from paceline.script.proof.plan import SlicePlan
 from paceline.script.proof.plans import Plans
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.arguments import versions_of
 from paceline.script.slicing.parts import sizes_of
-from paceline.script.slicing.plan import SlicePlan
 from paceline.torch_private import BatchNorm
 
 

@@ -28,11 +28,11 @@ from paceline import torch_private as private
 from paceline.script.draws import table
 from paceline.script.draws.rows import Draws, rules_of
 from paceline.script.patches import patch
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.seams import hidden_group
-from paceline.script.slicing.batch_norm import norm_whole_batch
-from paceline.script.slicing.crossings import Split
+from paceline.script.seams.batch_norm import norm_whole_batch
 
 ROWS, WIDTH = 6, 4
 # Patched places that a script's own line names: no code of torch lies between.

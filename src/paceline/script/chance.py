@@ -41,8 +41,8 @@ import numpy as np
 import torch
 
 from paceline.comm.call_site import script_line
-from paceline.script.seams import clock
-from paceline.script.seams.state import StageState
+from paceline.script import clock
+from paceline.script.state import StageState
 
 PATIENCE = 10.0  # seconds that a worker waits for rank 0 to reach the same seeding call
 SHARED = 32  # seeds taken from rank 0, at the start of the script. Later seeds may be many and are only compared

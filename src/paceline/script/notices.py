@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from paceline.script.proof.backward_hooks import hooked, is_the_scripts
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.backward_hooks import hooked, is_the_scripts
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # those on the backward see the whole batch: `backward_hooks`
 

@@ -29,10 +29,9 @@ from paceline.comm.group import Group
 from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import tree
+from paceline.script.proof.mutations import Containers, Told
 from paceline.script.proof.surroundings import State, put_numbers
-from paceline.script.rows import origins
-from paceline.script.slicing import crossings
-from paceline.script.slicing.mutations import Containers, Told
+from paceline.script.rows import crossings, origins
 from paceline.torch_private import parameters_in
 
 MADE_AGAIN = (
@@ -231,7 +230,7 @@ class Redo:
         """A module was called, with these outputs."""
         if module not in self._strays:
             own = {id(parameter) for parameter in parameters_in(module)}
-            self._strays[module] = [weakref.ref(leaf) for leaf in leaves_behind(inner) if id(leaf) not in own]
+            self._strays[module] = [weakref.ref(leaf) for leaf in origins.leaves_behind(inner) if id(leaf) not in own]
 
     def refuse(self, what: str) -> None:
         """What needs a graph that does not end at portals."""
@@ -310,12 +309,6 @@ def _version(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 def _is_plain(leaf: torch.Tensor) -> bool:
     return leaf.layout is torch.strided and not leaf.requires_grad
-
-
-def leaves_behind(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves that get gradients in a backward of these tensors."""
-    nodes = origins.nodes_behind(tensor.grad_fn for tensor in tensors)
-    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 def _has_graph(leaf: Any) -> bool:

@@ -20,19 +20,19 @@ from paceline.errors import NotSplitError, ScriptError
 from paceline.script import tree
 from paceline.script.draws import compiled
 from paceline.script.draws.rows import Draws
+from paceline.script.proof.plan import SlicePlan
 from paceline.script.proof.proof import Proof
+from paceline.script.proof.reasons import SLICE_VIEW
 from paceline.script.redo import Redo
 from paceline.script.rng import OwnStream
-from paceline.script.seams.handed_out import HandedOut
-from paceline.script.seams.state import StageState
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
+from paceline.script.slicing.handed_out import HandedOut
 from paceline.script.slicing.lazy_parameters import has_lazy, initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.plan import SlicePlan
-from paceline.script.slicing.reasons import SLICE_VIEW
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
+from paceline.script.state import StageState
 from paceline.torch_private import parameters_in, uncompiled
 
 OWN_DRAWS = "Each worker draws its own random numbers inside the model, so numbers differ from one process."

@@ -24,8 +24,8 @@ from paceline.comm.coalesced import broadcast_all
 from paceline.comm.group import Group
 from paceline.comm.sparse import sparse
 from paceline.script import chance
+from paceline.script.rows import crossings
 from paceline.script.seams.stage import Stage, call_site
-from paceline.script.slicing import crossings
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
 from paceline.strategies.agreement import Agreement

@@ -26,13 +26,13 @@ from paceline.comm.axes import Axes
 from paceline.comm.buckets import Watcher
 from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
+from paceline.script.proof.reasons import name_of
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.lazy_parameters import initialise_lazy
 from paceline.script.slicing.parts import sizes_of
-from paceline.script.slicing.reasons import name_of
 from paceline.strategies.base import A, B, C, D
 from paceline.strategies.owned.state import parameters_of
 from paceline.strategies.pipelined import orders, streams

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from paceline.script.seams.api import current
-from paceline.strategies.pipelined.stage_tensor import StageTensor
+from paceline.strategies.stage_tensor import StageTensor
 from paceline.torch_private import is_dtensor
 
 

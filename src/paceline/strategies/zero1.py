@@ -16,7 +16,7 @@ import torch
 from paceline.comm.group import Group
 from paceline.comm.memory.flats import as_bytes
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.together import Together
+from paceline.script.together import Together
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare
 from paceline.strategies.owned.owners import Owners

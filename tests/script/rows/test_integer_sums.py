@@ -12,7 +12,7 @@ from staged import staged
 from torch import nn
 
 from paceline.comm.group import Group
-from paceline.script.slicing import crossings
+from paceline.script.rows import crossings
 
 LARGE = 2**53
 VALUES = [LARGE + 1, 1, -3, LARGE * 5 + 7, 2, -LARGE + 2, 9]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.layout import Layout
-from paceline.script.slicing.crossings import Split
 
 
 class Rank:

@@ -11,8 +11,8 @@ from pool import Pools
 
 from paceline.comm.group import Group
 from paceline.script.rows.catalogue import Rows
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.layout import Layout
-from paceline.script.slicing.crossings import Split
 
 WHOLE = torch.arange(3 * 4 * 5, dtype=torch.float64).view(3, 4, 5)
 WAYS: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -23,9 +23,9 @@ from paceline.converge.noise.critical_batch import estimates
 from paceline.record.noise import Noise
 from paceline.record.writer import StepWriter
 from paceline.script.losses import LossReader, LossTicket
+from paceline.script.rows.crossings import Split
 from paceline.script.seams.stage import Stage
 from paceline.script.seams.strategy import Strategy
-from paceline.script.slicing.crossings import Split
 from paceline.torch_private import plain_grad
 
 SHARE = 0.005  # of the time, at most

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Through
 from paceline.script import tree

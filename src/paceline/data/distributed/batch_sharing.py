@@ -23,9 +23,9 @@ from paceline.data.execution.parallel_map import Jobs, Rows
 from paceline.data.options import grows
 from paceline.errors import DataError, UsageError
 from paceline.script import tree
-from paceline.script.loading import join
+from paceline.script.rows.crossings import Split
 from paceline.script.seams.api import current, in_own_process
-from paceline.script.slicing.crossings import Split
+from paceline.script.seams.loading import join
 
 PASSING = 0.5e-3  # seconds to combine the rows of a batch, apart from the transfer
 SPEED = 1e9  # bytes a second of the transfer

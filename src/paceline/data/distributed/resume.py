@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.data.planner import PipelinePlan
 from paceline.data.planning.cursor import Context, Mark
-from paceline.data.planning.planner import PipelinePlan
 from paceline.errors import UsageError
 
 VERSION = 1

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from paceline.data.error_policy import LostSamples
 from paceline.data.execution.gil_probe import GilProbe
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.stages import How
 
 WINDOW = 8  # results of a window at least, and three for each parallel job

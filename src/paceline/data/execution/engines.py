@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from paceline.data.error_policy import LostSamples
 from paceline.data.execution.autotune import PoolSetting, StageTuner
-from paceline.data.execution.job import Token, Where, Work
 from paceline.data.execution.parallel_map import Jobs, Ticket
 from paceline.data.execution.process_pool import ProcessEngine
 from paceline.data.execution.thread_pool import Task, Threads
-from paceline.data.metrics.meters import Meter, Pace
+from paceline.data.meters import Meter, Pace
+from paceline.data.planning.job import Token, Where, Work
 from paceline.data.planning.stages import How
 
 SHORT = 300e-6  # seconds of a job below which handing it to a pool costs more than it saves

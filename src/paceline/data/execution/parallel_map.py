@@ -10,20 +10,19 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.execution.job import NOTHING, Slice, Token, Where, Work
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.job import NOTHING, Slice, Token, Where, Work
 from paceline.data.planning.nodes import Settle, Settled
+from paceline.data.planning.stages import Last
 from paceline.errors import UsageError
 from paceline.script import tree
-
-Last = Literal["keep", "drop"]  # what happens to a smaller last batch
 
 
 class Ticket(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.data.execution.autotune import PrefetchTuner
 from paceline.data.execution.prefetch_process import PrefetchProcess, PrefetchProcessCursor
 from paceline.data.execution.thread_pool import start
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Through
 

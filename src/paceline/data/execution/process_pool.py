@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.execution.job import NOTHING, Token, Where, Work
 from paceline.data.execution.slots import Copied, Pickler, SlotPool, Unpickler
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
+from paceline.data.planning.job import NOTHING, Token, Where, Work
 from paceline.errors import DataError, PacelineError
 
 SPARE = 4  # slots beyond those of running jobs, for batches that the consumer holds without a copy

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from paceline.data.error_policy import LostSamples
+from paceline.data.formats.image_folder import find_images
 from paceline.data.formats.images import decode_image
 from paceline.data.formats.registry import format_of, reader_of
 from paceline.data.formats.tf_example import decode_example, encode_example
 from paceline.data.formats.tfrecord import Writer, index_of, read_index
 from paceline.data.size_limits import IMAGE, RECORD, too_large
-from paceline.data.sources.image_folder import find_images
 from paceline.errors import DataError, PacelineError, UsageError
 
 TOLD = "pack.json"  # describes the files of the folder

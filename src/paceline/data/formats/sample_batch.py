@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.data.formats.collate import Allocate
 from paceline.data.formats.sample import Layout, Leaf, layout_of
-from paceline.data.stages.collate import Allocate
 from paceline.errors import DataError
 from paceline.script import tree
 

@@ -14,7 +14,7 @@ from paceline.record.writer import StepWriter
 from paceline.script.seams import api
 
 if TYPE_CHECKING:
-    from paceline.data.planning.runtime import Runtime
+    from paceline.data.execution.runtime import Runtime
     from paceline.script.seams.stage import Stage
 
 MOST = 64  # pipelines that are recorded, because a script may make a new pipeline each epoch

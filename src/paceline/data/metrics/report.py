@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.record.pipelines import PipelineReport, StageReport
 
 if TYPE_CHECKING:
-    from paceline.data.planning.runtime import Runtime
+    from paceline.data.execution.runtime import Runtime
 
 KEEPS_UP = 0.05  # share of the consumer's time below which waiting for the pipeline does not matter
 

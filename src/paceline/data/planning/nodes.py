@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.data.distributed.sharding import Deal, settle
-from paceline.data.execution.job import Where
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.job import Where
 from paceline.data.planning.order import Indices, Order
+from paceline.data.planning.sharding import Deal, settle
 
 END: Mark = {"end": True}  # the mark of a worker that has finished the epoch
 Settled = Callable[[Context], Mark]  # where each worker begins after resuming on another number of workers

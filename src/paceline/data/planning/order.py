@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.data.distributed.rng import generator
+from paceline.data.rng import generator
 
 Indices = npt.NDArray[np.int64]
 Epoch = tuple[int, ...]  # the number of the pass in each `repeat`, the outermost first

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.data.error_policy import Policy
-from paceline.data.execution.parallel_map import Last
-from paceline.data.stages.interleave import Read
 
 Kind = Literal["auto", "here", "threads", "processes"]
+Last = Literal["keep", "drop"]  # what happens to a smaller last batch
+Read = Callable[[Any, int], Iterator[Sequence[Any]]]  # a unit's records from this number on, in chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

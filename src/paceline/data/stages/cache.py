@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.execution.job import NOTHING, Step
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.job import NOTHING, Step
 from paceline.data.planning.nodes import Settle, Settled
 from paceline.data.planning.order import Indices
 from paceline.data.sources.memory import Source
@@ -53,7 +53,7 @@ class Memo:
         return sample
 
     def _gather(self, indices: Indices) -> Any:
-        from paceline.data.stages.collate import collate
+        from paceline.data.formats.collate import collate
 
         for index in self.missing(indices).tolist():
             self.fetch(index)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.data.distributed.rng import generator
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Settle, Settled
+from paceline.data.rng import generator
 from paceline.errors import UsageError
 
 BLOCK = 1024  # draws that are made at once

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.execution.job import NOTHING, Step
 from paceline.data.planning.cursor import Context, Cursor, Mark, Names, Opener, named_by
+from paceline.data.planning.job import NOTHING, Step
 from paceline.data.planning.nodes import Through
 
 

@@ -7,23 +7,23 @@ k + 2K …, so that all workers read all files and each keeps its own records.
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
 
-from paceline.data.distributed.sharding import Deal, settle
-from paceline.data.execution.job import Where
 from paceline.data.execution.thread_pool import Task, Threads
-from paceline.data.metrics.meters import Meter
+from paceline.data.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.job import Where
 from paceline.data.planning.nodes import Settle, Settled, fill
 from paceline.data.planning.order import Epoch, Order, Pieces
+from paceline.data.planning.sharding import Deal, settle
+from paceline.data.planning.stages import Read
 
 LOOK, SLOW = 4, 1e-3  # chunks that are timed, and the seconds for a chunk from which on threads prefetch
 ENOUGH = 4  # units for each worker, so that one unit more or less makes no great difference
-Read = Callable[[Any, int], Iterator[Sequence[Any]]]  # a unit's records from this number on, in chunks
 
 
 class Interleaved:

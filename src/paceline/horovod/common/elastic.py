@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.horovod.engine import regroup
+from paceline.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.settings import JOINED, of_this_process
 
 

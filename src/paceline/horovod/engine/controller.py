@@ -16,7 +16,6 @@ import time
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.engine.autotune import Autotuner
 from paceline.horovod.engine.coordinator import Coordinator
 from paceline.horovod.engine.execution import Job, Known, fuse
@@ -43,6 +42,7 @@ from paceline.horovod.engine.process_sets import ProcessSets
 from paceline.horovod.engine.runner import Runner
 from paceline.horovod.engine.stall import StallInspector
 from paceline.horovod.engine.timeline import Timeline
+from paceline.horovod.exceptions import HorovodInternalError
 from paceline.settings import HorovodSettings
 
 AWAKE, COLLECTING, COLLECTING_SMALL, IDLE = range(4)

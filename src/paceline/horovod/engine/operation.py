@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.engine.messages import SUM, Request, key_of
+from paceline.horovod.exceptions import HorovodInternalError
 
 
 class How(NamedTuple):

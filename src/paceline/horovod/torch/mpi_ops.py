@@ -28,9 +28,9 @@ from paceline.horovod.common.basics import (
     start_timeline,
     stop_timeline,
 )
-from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from paceline.horovod.common.util import which_op as handle_average_backwards_compatibility
+from paceline.horovod.exceptions import HorovodInternalError
 from paceline.horovod.torch import handles
 from paceline.horovod.torch.autograd import (
     allgather,

@@ -26,9 +26,8 @@ from paceline.comm.link.client import LinkSocket
 from paceline.launch import messages
 from paceline.launch.control import Control
 from paceline.launch.failures.tracebacks import describe, whole_text
-from paceline.launch.worker import offspring
+from paceline.launch.worker import allocator, offspring
 from paceline.launch.worker.worker_main import perform
-from paceline.launch.zygote import allocator
 from paceline.record import stopping
 from paceline.record.folder import log_path
 from paceline.record.logs import LogFile, open_log

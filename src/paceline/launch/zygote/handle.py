@@ -17,7 +17,7 @@ from typing import Self
 from paceline.errors import LaunchError
 from paceline.launch import messages, processes
 from paceline.launch.failures import limits
-from paceline.launch.zygote import allocator
+from paceline.launch.worker import allocator
 
 _PATIENCE = 10.0  # seconds for the zygote to end by itself
 

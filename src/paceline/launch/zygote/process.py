@@ -24,7 +24,7 @@ from collections.abc import Callable  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
 
 from paceline.launch import messages, processes, scratch  # noqa: E402
-from paceline.launch.zygote import allocator  # noqa: E402
+from paceline.launch.worker import allocator  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.launch.zygote.torch_check import TorchCheck

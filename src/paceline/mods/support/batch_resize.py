@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from paceline.errors import ScriptError
-from paceline.script import loading, tree
+from paceline.script import tree
+from paceline.script.seams import loading
 from paceline.script.seams.stage import Stage
 
 CONSTANT = (bool, int, float, type(None))  # leaves of a batch that are taken from its first part

@@ -17,15 +17,15 @@ from paceline.script import tree
 from paceline.script.draws.rows import Draws
 from paceline.script.patches import all_of
 from paceline.script.proof import value_checks
+from paceline.script.proof.backward_hooks import hooked
+from paceline.script.proof.plan import SlicePlan
 from paceline.script.proof.proof import Part, Proof
+from paceline.script.proof.reasons import unbatched
+from paceline.script.proof.ways import batch_of, ways_to_cut
+from paceline.script.seams import batch_norm
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import batch_norm
-from paceline.script.slicing.backward_hooks import hooked
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.parts import joined, weights_of
-from paceline.script.slicing.plan import SlicePlan
-from paceline.script.slicing.reasons import unbatched
-from paceline.script.slicing.ways import batch_of, ways_to_cut
 from paceline.torch_private import uncompiled
 
 

@@ -17,7 +17,7 @@ import torch
 
 from paceline.script.draws.dropout import at_place, dropout
 from paceline.script.draws.rows import Draws
-from paceline.script.slicing.crossings import memory_order
+from paceline.script.rows.crossings import memory_order
 from paceline.torch_private import (
     DispatchMode,
     fused_attention_choice,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.script.slicing.crossings import Split, memory_order
+from paceline.script.rows.crossings import Split, memory_order
 from paceline.torch_private import no_dispatch_modes
 
 Shape = tuple[int, ...]

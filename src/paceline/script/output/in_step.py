@@ -26,7 +26,7 @@ from typing import Any
 
 from paceline.imports import holders
 from paceline.script.output.real_files import are_real
-from paceline.script.seams.state import StageState
+from paceline.script.state import StageState
 
 PATIENCE = 10.0  # seconds that rank 0 may be late
 NAMES = 0.2  # seconds after which as many files as one's own count, whatever their names

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from paceline.script import tree
+from paceline.script.proof.arguments import kinds_of_arguments
+from paceline.script.proof.backward_hooks import Hooks
 from paceline.script.proof.reach import Reach, attributes, get, holder_in, items
-from paceline.script.slicing.arguments import kinds_of_arguments
-from paceline.script.slicing.backward_hooks import Hooks
 
 _Place = tuple[Any, str, Any]  # what holds a value, its name, and for an object the one that was seen
 SMALL = (str, bool, int, float, enum.Enum, type(None))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from paceline.script.proof.guards import Guards
-from paceline.script.slicing.plan import SlicePlan
+from paceline.script.proof.plan import SlicePlan
 
 MANY = 16  # plans per model: with more, calls that differ only in an argument's value share a plan
 

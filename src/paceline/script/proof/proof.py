@@ -24,22 +24,21 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
-from paceline.script.proof import growth, surroundings, trial
+from paceline.script.proof import growth, side_effects, surroundings, trial
+from paceline.script.proof.arguments import cut_leaves
+from paceline.script.proof.backward_hooks import hooked
 from paceline.script.proof.conflicts import Conflicts
+from paceline.script.proof.graphs import GraphCuts, graph_ways, has_links
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
+from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.proof.reasons import describe, refusal, unbatched
 from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, line_in, names_of, numbers_of
+from paceline.script.proof.side_effects import Place, is_in_module
 from paceline.script.proof.trial import Traced
-from paceline.script.slicing import side_effects
-from paceline.script.slicing.arguments import cut_leaves
-from paceline.script.slicing.backward_hooks import hooked
-from paceline.script.slicing.crossings import Split, memory_order
-from paceline.script.slicing.graphs import GraphCuts, graph_ways, has_links
-from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
-from paceline.script.slicing.reasons import describe, refusal, unbatched
-from paceline.script.slicing.side_effects import Place, is_in_module
-from paceline.script.slicing.ways import Way, batch_of, fits, knows_more, some_rows, split_of, ways_to_cut
+from paceline.script.proof.ways import Way, batch_of, fits, knows_more, some_rows, split_of, ways_to_cut
+from paceline.script.rows.crossings import Split, memory_order
 from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B

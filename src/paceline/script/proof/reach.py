@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from paceline.comm.call_site import is_of_library
-from paceline.script.slicing import side_effects
-from paceline.script.slicing.side_effects import OWN
+from paceline.script.proof import side_effects
+from paceline.script.proof.side_effects import OWN
 
 MANY = 1000  # functions
 OF_VARIABLES = {op for op in dis.opmap if op.endswith(("_GLOBAL", "_GLOBALS", "_NAME"))}

@@ -19,7 +19,7 @@ import torch
 
 from paceline.comm.call_site import NOT_THE_SCRIPT
 from paceline.script.draws.rows import Draws
-from paceline.script.slicing.bounds import require_sizes
+from paceline.script.proof.bounds import require_sizes
 from paceline.torch_private import (
     SCRIPT_OBJECTS,
     DispatchMode,

@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, streams
+from paceline.script.proof import side_effects
 from paceline.script.proof.reach import Holder, Reach, get, holder_of, is_object, items, put, variables
 from paceline.script.proof.reach import attributes as of_modules
-from paceline.script.slicing import side_effects
 from paceline.torch_private import uncompiled
 
 PLAIN = (str, int, float, bool, bytes, type(None), complex)

@@ -27,15 +27,14 @@ from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
 from paceline.script.draws.rows import Drawn, Draws
-from paceline.script.proof import surroundings
+from paceline.script.proof import bounds, side_effects, surroundings
+from paceline.script.proof.mutations import Containers
+from paceline.script.proof.prints import logged
 from paceline.script.proof.reach import Reach
 from paceline.script.proof.recorder import CannotTry, Op, Recorder, reads_noted, require_same, storages_of
-from paceline.script.redo import leaves_behind
-from paceline.script.slicing import bounds, side_effects
-from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.mutations import Containers
-from paceline.script.slicing.prints import logged
-from paceline.script.slicing.side_effects import Place
+from paceline.script.proof.side_effects import Place
+from paceline.script.rows.crossings import Split
+from paceline.script.rows.origins import leaves_behind
 from paceline.torch_private import (
     is_dtensor,
     is_fsdps_attribute,

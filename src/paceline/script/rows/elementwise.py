@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from paceline.script.rows import crossings
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import KNOWN, Rows, first_rows
-from paceline.script.slicing import crossings
 
 ONE = """
 abs absolute neg negative positive exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square reciprocal sigmoid tanh

@@ -13,8 +13,8 @@ from math import prod
 
 import torch
 
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
 
 
 @dataclass(frozen=True, slots=True)

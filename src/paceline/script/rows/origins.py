@@ -22,8 +22,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from paceline.comm.call_site import script_line
 from paceline.errors import ScriptError
+from paceline.script.rows import crossings
 from paceline.script.rows.layout import Layout
-from paceline.script.slicing import crossings
 
 KEY = "paceline: own rows"  # in the metadata of a gathered tensor's node
 APART = "paceline: shown apart"  # in that of a node that made an output as the script has it
@@ -106,6 +106,12 @@ def nodes_behind(nodes: Iterable[Any]) -> Iterator[Any]:
             seen.add(node)
             yield node
             todo += [behind for behind, _ in node.next_functions]
+
+
+def leaves_behind(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that get gradients in a backward of these tensors."""
+    nodes = nodes_behind(tensor.grad_fn for tensor in tensors)
+    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 class Arrivals:

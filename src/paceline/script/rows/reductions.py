@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from paceline.script.rows import crossings
 from paceline.script.rows.elementwise import knows
 from paceline.script.rows.tensor import Rows
-from paceline.script.slicing import crossings
 
 
 def over_rows(is_all: bool, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -33,15 +33,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.comm.call_site import script_line
 from paceline.errors import ScriptError
-from paceline.script import loading
 from paceline.script.draws import table
 from paceline.script.patches import all_of, patch
 from paceline.script.proof import value_checks
 from paceline.script.rows.tensor import make_plain
-from paceline.script.seams import direct_forward, packed_sequences
+from paceline.script.seams import batch_norm, direct_forward, gradient_rescaling, loading, packed_sequences
 from paceline.script.seams.recomputing import checkpoints
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import batch_norm, gradient_rescaling
 from paceline.torch_private import (
     hooked_step,
     is_torchs_call,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.comm.call_site import script_line
-from paceline.script.seams.state import StageState
+from paceline.script.state import StageState
 
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not bare tensors, not "

@@ -47,13 +47,13 @@ from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
+from paceline.script.rows import crossings
 from paceline.script.rows.gradients import kept_in, own_of, require_all, whole_of
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams import membership
 from paceline.script.seams.split_count import SplitCount
 from paceline.script.seams.strategy import Strategy
-from paceline.script.slicing import crossings
-from paceline.script.slicing.together import Together
+from paceline.script.together import Together
 from paceline.script.views import Views
 from paceline.settings import RunSettings
 from paceline.torch_private import is_transformed, parameters_in

@@ -20,16 +20,16 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.script import memory, tree
 from paceline.script.proof.guards import number_modes
+from paceline.script.proof.plan import Role, SlicePlan
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.recorder import Recorder, words
+from paceline.script.proof.side_effects import Function
+from paceline.script.proof.ways import Way, can_be_cut, some_rows
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import HALF
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import Rows
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import HALF
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.plan import Role, SlicePlan
-from paceline.script.slicing.side_effects import Function
-from paceline.script.slicing.ways import Way, can_be_cut, some_rows
 from paceline.torch_private import is_being_traced, is_transformed
 
 MOST = 50  # proofs of one function: a number among its arguments may be another one in each call

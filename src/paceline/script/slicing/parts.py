@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from paceline.script.proof.plan import Role, SlicePlan
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.plan import Role, SlicePlan
 
 
 def sizes_of(batch: int, parts: int) -> list[int]:

@@ -22,17 +22,8 @@ from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, tree
 from paceline.script.draws import compiled
 from paceline.script.draws.rows import AstrayError, Draws
-from paceline.script.proof.guards import Guards
-from paceline.script.proof.proof import Proof
-from paceline.script.proof.recorder import Names
-from paceline.script.proof.surroundings import State
-from paceline.script.redo import Redo, Unmade
-from paceline.script.rows import origins
-from paceline.script.rows.catalogue import Rows, gradients
-from paceline.script.rows.layout import Layout
-from paceline.script.rows.tensor import make_plain
-from paceline.script.slicing import crossings, side_effects
-from paceline.script.slicing.arguments import (
+from paceline.script.proof import side_effects
+from paceline.script.proof.arguments import (
     brought_split,
     cut_leaves,
     rows_in,
@@ -40,16 +31,25 @@ from paceline.script.slicing.arguments import (
     unsharded,
     versions_of,
 )
-from paceline.script.slicing.crossings import Split
+from paceline.script.proof.guards import Guards
+from paceline.script.proof.mutations import Containers, Told
+from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.proof.prints import Prints
+from paceline.script.proof.proof import Proof
+from paceline.script.proof.reasons import cause_of, line_of_script, name_of
+from paceline.script.proof.recorder import Names
+from paceline.script.proof.side_effects import Place
+from paceline.script.proof.surroundings import State
+from paceline.script.proof.ways import split_of
+from paceline.script.redo import Redo, Unmade
+from paceline.script.rows import crossings, origins
+from paceline.script.rows.catalogue import Rows, gradients
+from paceline.script.rows.crossings import Split
+from paceline.script.rows.layout import Layout
+from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing.functions import Functions
 from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.mutations import Containers, Told
-from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
-from paceline.script.slicing.prints import Prints
-from paceline.script.slicing.reasons import cause_of, line_of_script, name_of
-from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
     Attribute,
     Unfinished,
@@ -59,7 +59,7 @@ from paceline.script.slicing.unfinished import (
     set_numbers,
     sizes_of,
 )
-from paceline.script.slicing.ways import split_of
+from paceline.script.together import Together
 from paceline.torch_private import graph_nodes_made, is_compiled, is_running_compiled, parameters_in, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in an argument's value share a plan

@@ -16,11 +16,12 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.comm.memory.flats import as_bytes
-from paceline.script.slicing import crossings, side_effects
-from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.plan import Role
-from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.together import PLAIN, is_plain
+from paceline.script.proof import side_effects
+from paceline.script.proof.plan import Role
+from paceline.script.proof.side_effects import Place
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
+from paceline.script.together import PLAIN, is_plain
 from paceline.torch_private import BatchNorm
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.script.slicing.crossings import named
+from paceline.script.rows.crossings import named
 from paceline.strategies.mesh.model_axis import HALF, own_use, summed
 
 

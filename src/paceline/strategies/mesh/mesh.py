@@ -27,10 +27,10 @@ from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.patches import patch
+from paceline.script.proof.ways import knows_more
 from paceline.script.rows.origins import show_apart
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.ways import knows_more
 from paceline.strategies.mesh import entering, functions, lent, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads

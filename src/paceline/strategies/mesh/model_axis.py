@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script.slicing.crossings import named
+from paceline.script.rows.crossings import named
 
 WHAT = "a part of a layer"
 HALF = (torch.bfloat16, torch.float16)

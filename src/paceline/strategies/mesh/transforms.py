@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from paceline.script import tree
 from paceline.script.patches import patch
-from paceline.script.slicing.gradient_rescaling import NOT_THE_SCRIPTS
+from paceline.script.seams.gradient_rescaling import NOT_THE_SCRIPTS
 from paceline.strategies.mesh.sharded_parameter import is_sharded, whole
 from paceline.torch_private import outside_transforms
 

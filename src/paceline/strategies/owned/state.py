@@ -15,7 +15,7 @@ import torch
 
 from paceline.comm.group import Group
 from paceline.strategies.owned.owners import Owners
-from paceline.strategies.pipelined.stage_tensor import StageTensor
+from paceline.strategies.stage_tensor import StageTensor
 
 AT_ONCE = 32 << 20  # bytes of a message
 

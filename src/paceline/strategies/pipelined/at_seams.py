@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.comm.coalesced import broadcast_all
 from paceline.strategies.loss_check import LossCheck, is_number
-from paceline.strategies.pipelined.stage_tensor import StageTensor
+from paceline.strategies.stage_tensor import StageTensor
 from paceline.torch_private import parameters_in
 
 

@@ -26,11 +26,10 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.draws.rows import Draws
-from paceline.script.proof import surroundings, trial
+from paceline.script.proof import side_effects, surroundings, trial
 from paceline.script.proof.reach import Reach
+from paceline.script.proof.reasons import name_of
 from paceline.script.proof.recorder import CannotTry, Names
-from paceline.script.slicing import side_effects
-from paceline.script.slicing.reasons import name_of
 from paceline.strategies.pipelined.segment import CannotCut, MissingError, Parcel, Segments
 from paceline.torch_private import BatchNorm, is_compiled, parameters_in
 

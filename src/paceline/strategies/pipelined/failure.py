@@ -14,7 +14,7 @@ import msgspec
 from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
 from paceline.errors import PeerRaisedError
-from paceline.script.slicing.together import Raised, describe, rebuild, set_streams
+from paceline.script.together import Raised, describe, rebuild, set_streams
 
 OFF = b""  # told if another replica of the pipeline has failed: its exception comes from there
 

@@ -17,14 +17,14 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.draws.rows import DrawRule
+from paceline.script.proof.arguments import unsharded
+from paceline.script.proof.plan import Role, SlicePlan
 from paceline.script.proof.plans import Plans
 from paceline.script.proof.proof import Proof
+from paceline.script.proof.reasons import name_of
+from paceline.script.rows.crossings import Split
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.arguments import unsharded
-from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.parts import sizes_of
-from paceline.script.slicing.plan import Role, SlicePlan
-from paceline.script.slicing.reasons import name_of
 from paceline.strategies.pipelined.schedule import Turn
 from paceline.strategies.pipelined.train_step import Asked
 from paceline.strategies.pipelined.way_back import StagedModel

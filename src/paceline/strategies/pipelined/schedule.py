@@ -20,17 +20,17 @@ from paceline.comm.group import Group
 from paceline.comm.network.post import Post
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
+from paceline.script.proof.plan import SlicePlan
 from paceline.script.proof.recorder import CannotTry
+from paceline.script.rows.crossings import Split, laid_out, memory_order
 from paceline.script.seams.recomputing import starts_here
 from paceline.script.slicing import parts
-from paceline.script.slicing.crossings import Split, laid_out, memory_order
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.plan import SlicePlan
 from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.segment import CannotCut, Parcel
-from paceline.strategies.pipelined.stage_tensor import Team
+from paceline.strategies.stage_tensor import Team
 
 Drawing = Callable[[Split, int], AbstractContextManager[Any]]  # the int: random draws made by earlier stages
 OUTPUT = "the output of the last stage"

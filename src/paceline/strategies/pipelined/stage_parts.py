@@ -12,8 +12,8 @@ from paceline.imports import after_import
 from paceline.script.seams.stage import Stage
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
-from paceline.strategies.pipelined.numbers import settled
-from paceline.strategies.pipelined.stage_tensor import StageTensor, assign_whole_data, whole
+from paceline.strategies.stage_numbers import settled
+from paceline.strategies.stage_tensor import StageTensor, assign_whole_data, whole
 from paceline.torch_private import parameters_in
 
 

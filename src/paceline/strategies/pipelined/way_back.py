@@ -18,12 +18,12 @@ from torch.autograd import Function
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import tree
+from paceline.script.rows import crossings
 from paceline.script.rows.origins import note_apart
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import crossings
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Clock, Pass, Schedule
-from paceline.strategies.pipelined.stage_tensor import StageTensor, leaf_of, whole
+from paceline.strategies.stage_tensor import StageTensor, leaf_of, whole
 from paceline.torch_private import keeps_graph
 
 SUM = "the gradients of the stages"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.comm.group import Group
-from paceline.script.slicing import crossings
+from paceline.script.rows import crossings
 from paceline.strategies.mirrored import leaves_of
 from paceline.strategies.shards.units import refusal
 from paceline.torch_private import is_dtensor, no_torch_function

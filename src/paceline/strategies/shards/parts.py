@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from paceline.comm.group import Group
-from paceline.script.slicing import crossings
+from paceline.script.rows import crossings
 from paceline.torch_private import no_torch_function
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.comm.group import Group
 from paceline.script.patches import all_of, patch
-from paceline.script.slicing import crossings
+from paceline.script.rows import crossings
 from paceline.strategies.lent_copies import LentCopies, state_of_part
 from paceline.strategies.operands import Operands
 from paceline.strategies.shards import names

@@ -20,6 +20,7 @@ from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
 from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import (
     Block,
     Curves,
@@ -40,7 +41,6 @@ from paceline.view.ui.run_parts import SLOWEST, STEP_TIME
 from paceline.view.ui.trials import trials
 from paceline.view.ui.utilisation import utilisation
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
-from paceline.view.ui.wording import say
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

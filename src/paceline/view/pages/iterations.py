@@ -13,11 +13,11 @@ from paceline.units import count, percent
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import STEP_TIME, step_times
 from paceline.view.ui.traced import profile_of
-from paceline.view.ui.wording import say
 
 MOST = 50_000  # rows of the table: the last steps
 BARS = 400  # steps in the chart of parts

@@ -22,8 +22,8 @@ from paceline.record.schema import Run
 from paceline.tables.delays import Columns
 from paceline.tables.figures import Figures, columns_of, figures, kept_figures
 from paceline.view.records.headline import headline
+from paceline.view.records.limits import ViewLimits
 from paceline.view.records.reading import read_bounded_run, read_tail, state_of
-from paceline.view.server.limits import ViewLimits
 
 if TYPE_CHECKING:
     from paceline.view.records.record import Opened

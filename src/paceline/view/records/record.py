@@ -25,9 +25,9 @@ from paceline.tables.trace.files import read_traces
 from paceline.tables.trace.kept import keep, read_kept
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
+from paceline.view.records.limits import ViewLimits
 from paceline.view.records.reading import FROM_ELSEWHERE, LARGEST, read_bounded_run, state_of, trials_in
 from paceline.view.records.steps import Steps, read_steps
-from paceline.view.server.limits import ViewLimits
 
 TOGETHER = 4  # copies of traces that are read at the same time
 

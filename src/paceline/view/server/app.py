@@ -33,15 +33,15 @@ from paceline.view.pages import compare, runs, timeline, topology
 from paceline.view.records.contents import comparable, shows
 from paceline.view.records.layout import overview, pack
 from paceline.view.records.library import Library
+from paceline.view.records.limits import ViewLimits
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
 from paceline.view.records.spans import spans_of
+from paceline.view.server import render
 from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
-from paceline.view.server.limits import ViewLimits
 from paceline.view.server.site import MOVED, PAGES, Kind
 from paceline.view.server.turns import Turns
-from paceline.view.ui import render
 from paceline.view.ui.blocks import Note, Page
 from paceline.view.ui.links import href
 

@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.view.records.library import Library
+from paceline.view.records.limits import ViewLimits
 from paceline.view.records.record import Opened
-from paceline.view.server.limits import ViewLimits
+from paceline.view.server import render
 from paceline.view.server.site import Kind, pages_of
-from paceline.view.ui import render
 from paceline.view.ui.blocks import Note, Page
 
 SCRIPTS = (

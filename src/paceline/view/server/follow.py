@@ -24,7 +24,7 @@ from paceline.view.pages.logs import printable
 from paceline.view.records.library import Library
 from paceline.view.records.reading import parse
 from paceline.view.records.record import Opened
-from paceline.view.ui.wording import say
+from paceline.view.records.wording import say
 
 EVERY = 0.5  # seconds between two polls
 FIRST = 128 << 10  # bytes of a file at the first poll: the last few hundred steps

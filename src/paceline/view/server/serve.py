@@ -9,8 +9,8 @@ from pathlib import Path
 import uvicorn
 
 from paceline.errors import UsageError
+from paceline.view.records.limits import ViewLimits
 from paceline.view.server.app import make_app
-from paceline.view.server.limits import ViewLimits
 
 HERE = "127.0.0.1"
 SHORTEST = 16  # characters of the shortest token that a user may choose

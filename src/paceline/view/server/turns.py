@@ -15,8 +15,8 @@ import anyio
 from anyio import to_thread
 
 from paceline.errors import TraceError
+from paceline.view.records.limits import ViewLimits
 from paceline.view.records.record import Opened
-from paceline.view.server.limits import ViewLimits
 
 TOGETHER = 4  # pages that read traces at the same time
 

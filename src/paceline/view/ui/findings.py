@@ -9,9 +9,9 @@ from paceline.advise.commands import to_type
 from paceline.advise.finding import in_sentences
 from paceline.view.records.contents import shows, uses_devices
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import FindingBlock
 from paceline.view.ui.links import href
-from paceline.view.ui.wording import say
 
 MOST = 200
 # Pages, and the rules whose evidence they show. If a record lacks the page, the pages of OTHERWISE follow.

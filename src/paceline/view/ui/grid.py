@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from paceline.view.ui.wording import NUMERIC, Kind, say
+from paceline.view.records.wording import NUMERIC, Kind, say
 
 SHOWN = 500  # rows on a page; if there are more, the server sorts and filters, and a download has all rows
 LONGEST = 200  # characters of a filter

@@ -10,8 +10,8 @@ from paceline.advise import commands
 from paceline.record.about.origin import Origin
 from paceline.units import count
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import Block, FactsBlock, Note
-from paceline.view.ui.wording import say
 
 MOST_NOTICES = 20
 MOST_WORKERS = 16

@@ -7,9 +7,9 @@ import msgspec
 from paceline.trials.bandwidth import charts
 from paceline.trials.bandwidth.verdict import PairRate, Verdict, unsteady
 from paceline.units import percent, size
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.wording import say
 
 RATE = "Median over rounds; GB/s are 10⁹ bytes per second."
 WORKERS = Column(key="workers", title="workers", how="Number of workers that take part.", kind="count")

@@ -9,11 +9,11 @@ from paceline.trials.scale.series import Point, Verdict
 from paceline.trials.scale.why import CAUSES
 from paceline.units import count, percent
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import Block, CommandBlock, Note, Tile, Tiles, Words
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
 from paceline.view.ui.what_was_run import command, failure_note
-from paceline.view.ui.wording import say
 
 GOOD = 0.85  # efficiency from which on more workers pay
 

@@ -12,10 +12,10 @@ from paceline.trials.tune.trials import NOISY
 from paceline.trials.tune.verdict import Known, Verdict
 from paceline.units import percent, rate, size
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.ui.blocks import Block, CommandBlock, Note, Text, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.what_was_run import command
-from paceline.view.ui.wording import say
 
 PATCH = 256 << 10  # bytes of tuned.patch
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.script import tree
+from paceline.script.proof.graphs import GraphCuts
+from paceline.script.proof.side_effects import Place, is_in_module
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.tensor import Rows, make_plain
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.graphs import GraphCuts
-from paceline.script.slicing.side_effects import Place, is_in_module
 from paceline.torch_private import uncompiled
 
 VALUES = (str, bool, int, enum.Enum)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from paceline.comm.group import Group
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.tensor import make_plain
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import Split
 
 ROWS = {"graphs": 0, "nodes": 1, "edges": 2}  # the numbers of their splits: see `Split.rows_of`
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.script.slicing.backward_hooks import OF_FORWARD, is_the_scripts
+from paceline.script.proof.backward_hooks import OF_FORWARD, is_the_scripts
 
 MARK = "hook:"  # no module's path begins with it
 CONTEXT = f"{MARK}context"

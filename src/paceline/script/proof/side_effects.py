@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paceline.script import tree
-from paceline.script.seams import kept_by_hooks
+from paceline.script.proof import kept_by_hooks
 
 Place = tuple[Any, ...]
 SEQUENCES = (list, deque, tuple)

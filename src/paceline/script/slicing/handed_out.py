@@ -8,7 +8,7 @@ takes it along: losses and gradients of that step are means over the rows of tho
 from __future__ import annotations
 
 from paceline.comm.group import Group
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows.crossings import Split
 from paceline.units import count
 
 

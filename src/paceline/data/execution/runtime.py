@@ -7,7 +7,7 @@ from typing import Protocol
 
 from paceline.data.error_policy import LostSamples
 from paceline.data.execution.engines import Chooser
-from paceline.data.metrics.meters import Clock, Meter, Pace
+from paceline.data.meters import Clock, Meter, Pace
 from paceline.data.planning import stages as s
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.script import tree
-from paceline.script.slicing.crossings import Split, laid_out, memory_order
-from paceline.script.slicing.graphs import GraphCuts
+from paceline.script.proof.graphs import GraphCuts
+from paceline.script.rows.crossings import Split, laid_out, memory_order
 
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
 MOST = 1024  # ways to cut square arguments

@@ -23,9 +23,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from paceline.script.patches import patch
 from paceline.script.proof.recorder import Recorder, norm
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import crossings
-from paceline.script.slicing.crossings import Split
 
 HALVES = (torch.float16, torch.bfloat16)
 WHAT = "the statistics of batch norm"

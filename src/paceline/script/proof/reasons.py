@@ -12,9 +12,9 @@ from torch import nn
 
 from paceline.errors import NotSplitError
 from paceline.script import tree
-from paceline.script.slicing.graphs import has_links
-from paceline.script.slicing.plan import Unbatched
-from paceline.script.slicing.ways import Way, can_be_cut
+from paceline.script.proof.graphs import has_links
+from paceline.script.proof.plan import Unbatched
+from paceline.script.proof.ways import Way, can_be_cut
 from paceline.torch_private import uncompiled
 
 SLICE_VIEW = "To let every worker see only its own slice, as under DDP: --mod view=slice"

@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from paceline.data.error_policy import Policy
+from paceline.data.formats.image_folder import find_images
 from paceline.data.options import at_least
 from paceline.data.pipeline import Pipeline
 from paceline.data.size_limits import LINE, RECORD
-from paceline.data.sources.image_folder import find_images
 from paceline.data.sources.image_sets import read_cifar, read_idx
 from paceline.data.sources.indexed_tfrecord import IndexedRecords
 from paceline.data.sources.memory import Arrays, Items, of_dataset

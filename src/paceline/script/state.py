@@ -11,7 +11,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
-from paceline.script.slicing.together import Together
+from paceline.script.together import Together
 from paceline.settings import RunSettings
 
 

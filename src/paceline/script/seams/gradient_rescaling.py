@@ -25,12 +25,12 @@ from torch.autograd import Function
 
 from paceline.script import memory
 from paceline.script.patches import all_of, patch
+from paceline.script.proof.backward_hooks import is_the_scripts
 from paceline.script.proof.recorder import mark
+from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Split
 from paceline.script.rows.gradients import hook_gathered, require_all, retain_gathered, retains_gathered
 from paceline.script.rows.tensor import Rows, make_plain
-from paceline.script.slicing import crossings
-from paceline.script.slicing.backward_hooks import is_the_scripts
-from paceline.script.slicing.crossings import Split
 from paceline.torch_private import no_functions_or_modes
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import torch
 
 from paceline.errors import NotSplitError
 from paceline.script.draws.rows import DrawRule
-from paceline.script.slicing.graphs import GraphCuts
-from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.ways import batch_of
+from paceline.script.proof.graphs import GraphCuts
+from paceline.script.proof.side_effects import Place
+from paceline.script.proof.ways import batch_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from paceline.errors import ScriptError
 from paceline.script import loader_position, rng, tree
 from paceline.script.fingerprint import fingerprint, held_by
 from paceline.script.patches import all_of, patch
-from paceline.script.slicing.crossings import Split
+from paceline.script.rows.crossings import Split
 from paceline.torch_private import LoaderIterator, MapDatasetFetcher, parameters_in, pinning
 
 if TYPE_CHECKING:

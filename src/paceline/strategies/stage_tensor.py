@@ -24,7 +24,7 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script.patches import patch
 from paceline.strategies.lent_copies import LentCopies, state_of_part
-from paceline.strategies.pipelined.numbers import Numbers, leaves, replaced, settled
+from paceline.strategies.stage_numbers import Numbers, leaves, replaced, settled
 from paceline.torch_private import (
     disabled_torch_function,
     is_view,

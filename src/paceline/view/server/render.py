@@ -21,11 +21,11 @@ from paceline.charts.words import in_words
 from paceline.record.phases import PHASES
 from paceline.view.records.layout import as_text
 from paceline.view.records.record import Opened
+from paceline.view.records.wording import say
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Curves, Page
 from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
-from paceline.view.ui.wording import say
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
