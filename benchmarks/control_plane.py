@@ -37,15 +37,16 @@ from typing import Any
 import msgspec
 
 from paceline.comm.called_off import Regrouping
-from paceline.comm.link import messages as say
-from paceline.comm.link.members import Members
+from paceline.comm.members import Members
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch import messages
-from paceline.launch.cluster import controller, facts, preflight, wire
+from paceline.launch.cluster import controller, facts, preflight
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.events import Event
 from paceline.settings import RunSettings
+from paceline.wire import requests as say
 
 PROCESSES = 4
 BEAT = 0.5  # seconds between two heartbeats of a worker

@@ -27,6 +27,7 @@ ROOMS = (
         "record",
         "charts",
         "topology",
+        "wire",
         "comm",
         "script",
         "strategies",
@@ -35,7 +36,7 @@ ROOMS = (
     *("data", "converge", "checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor"),
     *("plan", "view", "cli"),
 )
-IN_WORKERS = ("comm", "script", "strategies", "converge", "checkpoint", "record", "mods", "profile")
+IN_WORKERS = ("wire", "comm", "script", "strategies", "converge", "checkpoint", "record", "mods", "profile")
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 CROWDED = 20  # files

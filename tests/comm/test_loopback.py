@@ -10,8 +10,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link import loopback
+from paceline.comm.network import loopback
+from paceline.comm.network.gloo import gloo_group
 from paceline.errors import LaunchError
 
 

@@ -13,12 +13,12 @@ import pytest
 from relay import Relay
 from test_cluster import Never, boot_of
 
-from paceline.comm.link import messages as say
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.cluster.remote import Agents, RemoteHost
-from paceline.launch.cluster.sequence import Sequence
+from paceline.wire import requests as say
+from paceline.wire.sequence import Sequence
 
 MANY = 60
 BREAKS = (5, 23, 40)

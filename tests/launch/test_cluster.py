@@ -14,16 +14,16 @@ import stranger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm.link import messages as say
 from paceline.comm.pulse import BEAT
 from paceline.errors import UsageError
 from paceline.launch.cluster import line as cluster_line
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import Listeners, connect_all, interfaces
 from paceline.launch.cluster.homing import Homing
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.line import Line, NoController, PassedOn
 from paceline.launch.cluster.remote import Agents, HostLostError, RemoteHost
+from paceline.wire import requests as say
 
 
 def test_hosts_as_they_are_typed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.rendezvous.asked import Asked, parse_place
 from paceline.launch.cluster.rendezvous.meeting import Meeting, meet

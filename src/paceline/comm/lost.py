@@ -18,7 +18,9 @@ _PEER_LOST_PHRASES = (
     "failed to recv",
     "communicator was aborted",  # NCCL
 )
-_BACKENDS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, f"{os.sep}torch{os.sep}distributed{os.sep}")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_PACKAGE, room, "") for room in ("comm", "wire"))
+_TORCHS = f"{os.sep}torch{os.sep}distributed{os.sep}"
 
 
 def says_lost(text: str) -> bool:
@@ -30,7 +32,7 @@ def from_backend(error: BaseException) -> bool:
     """Whether the collective itself raised the error. A signal handler may also raise inside a collective: the handler
     of torch's DataLoader does so when a loader process is killed."""
     filename = innermost(error.__traceback__)
-    return filename.startswith(_BACKENDS[0]) or _BACKENDS[1] in filename
+    return filename.startswith(_OURS) or _TORCHS in filename
 
 
 def innermost(trace: TracebackType | None) -> str:

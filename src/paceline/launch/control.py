@@ -20,13 +20,13 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.network.curve import guard, is_token, strangers, trust
 from paceline.comm.pulse import BEAT, Pulse
 from paceline.errors import RecordError
 from paceline.launch import messages
 from paceline.launch.failures import texts
 from paceline.launch.failures.tracebacks import stack_of
 from paceline.settings import WorkerSettings
+from paceline.wire.channel import guard, is_token, strangers, trust
 
 _LARGEST = 1 << 20  # most bytes of a message
 

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from paceline.comm.link import frames
 from paceline.record.schema import Step
 from paceline.settings import WorkerSettings
+from paceline.wire import frames
 
 # --- launcher → zygote
 

@@ -18,7 +18,6 @@ from typing import Any, Self
 import zmq
 
 from paceline import threads
-from paceline.comm.link.messages import ROOM, left_key, left_text
 from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch import messages
 from paceline.launch.events import Asking, Checking, Event, Notice, Output, Progress, Stall
@@ -35,6 +34,7 @@ from paceline.record.servers import read_reports
 from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.units import count
+from paceline.wire.requests import ROOM, left_key, left_text
 
 _TICK = 0.2  # seconds between two checks of the deadlines
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM

@@ -18,7 +18,6 @@ import msgspec
 import torch
 from torch import nn
 
-from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.errors import ScriptError, UsageError
 from paceline.record.phases import COMMUNICATION
 from paceline.script.recorder import EnoughSteps
@@ -33,6 +32,7 @@ from paceline.strategies.server.exchange import Exchange
 from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.servers import Addresses, Servers
 from paceline.strategies.server.stale.correction import Kind
+from paceline.wire.link import LinkStore, link_of_this_process
 
 CORRECTED: dict[Kind, str] = {
     "momentum": "each worker has a momentum of its own",

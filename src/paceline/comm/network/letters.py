@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 import zmq
 
-from paceline.comm.network.connections import Connections
-from paceline.comm.network.curve import Door, frames_of, is_token, trust
+from paceline.wire.channel import Door, frames_of, is_token, trust
+from paceline.wire.connections import Connections
 
 _HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
 _LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest

@@ -23,9 +23,9 @@ from zmq.utils.monitor import recv_monitor_message
 from paceline import threads
 from paceline.comm import pulse
 from paceline.comm.hosts import address_towards
-from paceline.comm.link.client import LinkStore
-from paceline.comm.network.curve import Door, is_token, place_of, trust
 from paceline.horovod.engine.membership import Membership
+from paceline.wire.channel import Door, is_token, place_of, trust
+from paceline.wire.link import LinkStore
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16

@@ -24,7 +24,8 @@ from paceline import threads
 from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
-from paceline.launch.cluster import facts, wire
+from paceline.launch.cluster import facts
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.homing import Homing
 from paceline.launch.cluster.line import Line, NoController, PassedOn
 from paceline.launch.control import ControlChannel
@@ -33,10 +34,10 @@ from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
 from paceline.launch.local import describe_worker
 from paceline.launch.scratch import remove_dead, scratch_folder
-from paceline.launch.store import LinkServer
 from paceline.launch.zygote.handle import Zygote
 from paceline.record import prepare
 from paceline.topology import discover
+from paceline.wire.store import LinkServer
 
 _TICK = 0.2  # seconds
 _BRING = 1.0  # seconds between two looks at what the record has grown by

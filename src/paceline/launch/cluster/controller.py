@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.comm.link.messages import ROOM
 from paceline.errors import UsageError
 from paceline.launch import placement
-from paceline.launch.cluster import facts, preflight, wire
+from paceline.launch.cluster import facts, preflight
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.present import Present
@@ -31,6 +31,7 @@ from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.settings import RunSettings, hash_seed, module_path
 from paceline.units import count
+from paceline.wire.requests import ROOM
 
 STRANGERS = (
     "Strangers: {number} to the ports of this run came from processes that do not have its key, and were refused. Look "

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from paceline import threads
-from paceline.launch.cluster.wire import Facts, Interface
+from paceline.launch.cluster.messages import Facts, Interface
 from paceline.launch.versions import compared
 from paceline.topology import discover
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.launch.cluster.wire import Grown
+from paceline.launch.cluster.messages import Grown
 
 GROW = (".jsonl", ".txt")  # files that only grow: their new lines are sent while the run goes on
 CHUNK = 1 << 20  # bytes

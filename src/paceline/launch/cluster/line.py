@@ -16,16 +16,16 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.link import messages as say
-from paceline.comm.network.connections import Connections
-from paceline.comm.network.curve import frames_of, joined, trust
 from paceline.comm.pulse import BEAT
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import NO_ANSWER, connect_all
-from paceline.launch.cluster.sequence import Sequence as Numbered
 from paceline.launch.processes import state_of
-from paceline.launch.store import Value, Values
 from paceline.settings import ssh_client
+from paceline.wire import requests as say
+from paceline.wire.channel import frames_of, joined, trust
+from paceline.wire.connections import Connections
+from paceline.wire.sequence import Sequence as Numbered
+from paceline.wire.store import Value, Values
 
 WAIT = 45.0  # seconds for the controller to answer: for so long strangers may hold its port
 TRY = 2.0  # seconds of one try: the kernel itself tries again ever more rarely

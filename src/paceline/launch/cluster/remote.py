@@ -16,20 +16,20 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.link import messages as say
-from paceline.comm.network.curve import Door, frames_of, is_token, joined
 from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError
 from paceline.launch import messages
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.backend import Handle
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.sequence import Sequence as Talk
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
-from paceline.launch.store import Values, refusal
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
+from paceline.wire import requests as say
+from paceline.wire.channel import Door, frames_of, is_token, joined
+from paceline.wire.sequence import Sequence as Talk
+from paceline.wire.store import Values, refusal
 
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 

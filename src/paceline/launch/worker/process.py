@@ -22,7 +22,6 @@ from typing import Any, NoReturn, TextIO
 import torch
 
 from paceline import threads
-from paceline.comm.link.client import LinkSocket
 from paceline.launch import messages
 from paceline.launch.control import Control
 from paceline.launch.failures.tracebacks import describe, whole_text
@@ -34,6 +33,7 @@ from paceline.record.folder import log_path
 from paceline.record.logs import LogFile, open_log
 from paceline.script import memory
 from paceline.settings import LAUNCHER_VARIABLES, SCHEDULER_VARIABLES, WorkerSettings, use
+from paceline.wire.link import LinkSocket
 
 _PR_SET_PDEATHSIG = 1
 

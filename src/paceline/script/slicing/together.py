@@ -22,7 +22,7 @@ import torch
 
 from paceline.comm.called_off import CalledOff, Regrouping
 from paceline.comm.group import Group
-from paceline.comm.link.members import lost_at
+from paceline.comm.members import lost_at
 from paceline.errors import PacelineError, PeerRaisedError
 
 PLAIN = (str, bytes, bool, int, float, type(None))

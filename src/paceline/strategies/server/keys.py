@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from paceline.comm.network.curve import guard, trust
+from paceline.wire.channel import guard, trust
 
 
 class ServerKeys(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.network.curve import frames_of
 from paceline.strategies.server.optimizers import OptimizerSpec
 from paceline.strategies.server.partition import Share, TensorSpec
+from paceline.wire.channel import frames_of
 
 ALL_ANSWERED = -1  # a sequence number: nothing was pushed yet
 

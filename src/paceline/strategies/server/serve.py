@@ -26,7 +26,6 @@ import zmq
 
 from paceline import threads, units
 from paceline.comm.memory.region import Region, host_of_this_process
-from paceline.comm.network.curve import Door
 from paceline.errors import PeerLostError
 from paceline.record.servers import ServerReport, write_report
 from paceline.strategies.server import messages as say
@@ -38,6 +37,7 @@ from paceline.strategies.server.members import Members
 from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard
 from paceline.strategies.server.space import MalformedError, Pushed, Space
+from paceline.wire.channel import Door
 
 TOLD = 20  # malformed messages that are logged one by one
 COUNTER = struct.Struct("<QQ")  # updates made, starts: in memory that outlives the server

@@ -21,7 +21,6 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.network.curve import Door, frames_of, is_token, joined
 from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.backend import PATIENCE
@@ -31,6 +30,7 @@ from paceline.launch.cluster.rendezvous import wire
 from paceline.launch.cluster.rendezvous.asked import Asked
 from paceline.launch.cluster.rendezvous.member import Member
 from paceline.units import count
+from paceline.wire.channel import Door, frames_of, is_token, joined
 
 _PATIENT = 2.0  # seconds after which the wait for other hosts is told of
 

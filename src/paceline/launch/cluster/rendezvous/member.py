@@ -12,14 +12,14 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from paceline.comm.network.curve import frames_of, joined, trust
 from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError
+from paceline.launch.cluster.messages import Boot
 from paceline.launch.cluster.process import ProcessAgent, agent_command
 from paceline.launch.cluster.rendezvous import wire
 from paceline.launch.cluster.rendezvous.asked import Asked
-from paceline.launch.cluster.wire import Boot
 from paceline.launch.interrupts import exit_code_of
+from paceline.wire.channel import frames_of, joined, trust
 
 _PATIENT = 2.0  # seconds after which the wait for the controller is told of
 _STRANGE = 5  # failed handshakes

@@ -12,8 +12,8 @@ import pytest
 import stranger
 import zmq
 
-from paceline.comm.network import curve
-from paceline.comm.network.curve import FRAME, Door, frames_of, joined, trust
+from paceline.wire import channel
+from paceline.wire.channel import FRAME, Door, frames_of, joined, trust
 
 SILENT = 200  # connections
 FIRST = 40  # more than are let in before they have proved a key
@@ -96,8 +96,8 @@ def test_few_silent_strangers_are_let_in_and_who_has_the_key_is_served(server: S
 
 def test_silent_strangers_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """And are counted; those that only look whether the port can be reached are not."""
-    monkeypatch.setattr(curve, "_HANDSHAKE", 0.2)
-    monkeypatch.setattr(curve, "_PROBE", 0.1)
+    monkeypatch.setattr(channel, "_HANDSHAKE", 0.2)
+    monkeypatch.setattr(channel, "_PROBE", 0.1)
     server = Server()
     silent = stranger.come(server.door.port, 5)
     for each in silent:
@@ -112,10 +112,10 @@ def test_silent_strangers_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_port_has_a_door() -> None:
     """Only doors listen, but for a socket in a private folder, and for what parameter servers add to their door."""
-    source = Path(curve.__file__).parents[2]
+    source = Path(channel.__file__).parents[1]
     texts = {path.name: path.read_text() for path in source.rglob("*.py")}
-    assert [name for name, text in texts.items() if "CURVE_SERVER," in text] == ["curve.py"]
-    assert {name for name, text in texts.items() if re.search(r"network.curve import .*\bguard\b", text)} == {
+    assert [name for name, text in texts.items() if "CURVE_SERVER," in text] == ["channel.py"]
+    assert {name for name, text in texts.items() if re.search(r"wire.channel import .*\bguard\b", text)} == {
         "control.py",
         "keys.py",
     }

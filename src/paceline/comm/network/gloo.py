@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.comm.link import loopback
+from paceline.comm.network import loopback
 from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"

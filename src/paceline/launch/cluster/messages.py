@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from paceline.comm.link import messages as store
 from paceline.launch import messages
 from paceline.settings import RunSettings
+from paceline.wire import requests as store
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from paceline.comm.called_off import Regrouping
-from paceline.comm.link import messages as say
-from paceline.comm.link.client import LinkSocket, LinkStore
 from paceline.errors import PeerLostError
+from paceline.wire import requests as say
+from paceline.wire.link import LinkSocket, LinkStore
 
 _NAPS = (0.001, 0.02)  # seconds between two looks for what others have told: the first, and the longest
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.settings import WorkerSettings
 from paceline.torch_private import TCPStore
+from paceline.wire.link import LinkStore, link_of_this_process
 
 
 def connect_store(settings: WorkerSettings) -> Any:

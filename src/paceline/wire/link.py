@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from paceline.comm.link import frames
-from paceline.comm.link import messages as say
 from paceline.errors import PeerLostError
 from paceline.torch_private import PrefixStore
+from paceline.wire import frames
+from paceline.wire import requests as say
 
 _FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiting is too long
 _NAPS = (0.0002, 0.02)  # seconds between two polls for a missing value: initial, maximum

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link.client import within
+from paceline.comm.network.gloo import gloo_group
 from paceline.errors import PeerLostError
+from paceline.wire.link import within
 
 AT_ONCE = datetime.timedelta(milliseconds=1)  # a time-out that expires at once
 TAGS = 1 << 30  # message tags are counted modulo this number

@@ -2,7 +2,7 @@
 
 The store has no address: the launcher makes each worker's socket before the fork, so no other process can connect.
 Workers exchange addresses, ids and descriptors (of shared memory, of processes) through the store. The worker's side is
-in comm/link/client.py. On several hosts, each host's agent serves its workers, keeps their descriptors, and passes all
+in link.py. On several hosts, each host's agent serves its workers, keeps their descriptors, and passes all
 other requests on to the controller (`cluster/store.py`).
 """
 
@@ -18,8 +18,8 @@ from typing import Protocol, Self
 import msgspec
 
 from paceline import threads
-from paceline.comm.link import frames
-from paceline.comm.link import messages as say
+from paceline.wire import frames
+from paceline.wire import requests as say
 
 Value = bytes | int | None
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.comm.group import Group
-from paceline.comm.link import frames
-from paceline.comm.link.client import LinkSocket, LinkStore, link_of_this_process, within
 from paceline.errors import PeerLostError
-from paceline.launch.store import LinkServer
+from paceline.wire import frames
+from paceline.wire.link import LinkSocket, LinkStore, link_of_this_process, within
+from paceline.wire.store import LinkServer
 
 SOON = datetime.timedelta(milliseconds=20)
 
