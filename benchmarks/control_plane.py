@@ -46,7 +46,7 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.events import Event
 from paceline.settings import RunSettings
-from paceline.wire import requests as say
+from paceline.wire import store as say
 
 PROCESSES = 4
 BEAT = 0.5  # seconds between two heartbeats of a worker

@@ -26,7 +26,7 @@ from paceline.record.schema import Outcome
 from paceline.script.redo import MADE_AGAIN
 from paceline.settings import SMALL, RunSettings
 from paceline.strategies import catalog
-from paceline.wire.requests import CANNOT
+from paceline.wire.store import CANNOT
 
 HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`

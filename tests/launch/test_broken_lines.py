@@ -17,7 +17,7 @@ from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.cluster.remote import Agents, RemoteHost
-from paceline.wire import requests as say
+from paceline.wire import store as say
 from paceline.wire.sequence import Sequence
 
 MANY = 60

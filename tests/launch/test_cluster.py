@@ -23,7 +23,7 @@ from paceline.launch.cluster.homing import Homing
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.line import Line, NoController, PassedOn
 from paceline.launch.cluster.remote import Agents, HostLostError, RemoteHost
-from paceline.wire import requests as say
+from paceline.wire import store as say
 
 
 def test_hosts_as_they_are_typed(tmp_path: Path) -> None:

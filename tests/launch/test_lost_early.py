@@ -70,7 +70,7 @@ import atexit, torch
 
 def main():
     import os, signal, time
-    from paceline.wire import requests as say
+    from paceline.wire import store as say
     from paceline.wire.link import link_of_this_process
     from paceline.settings import of_this_process
     rank, link = of_this_process().rank, link_of_this_process()

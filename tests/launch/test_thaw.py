@@ -14,8 +14,7 @@ import pytest
 from paceline.comm.members import Members
 from paceline.launch.worker import thaw
 from paceline.wire.link import LinkSocket, LinkStore
-from paceline.wire.requests import left_key, left_text
-from paceline.wire.store import LinkServer
+from paceline.wire.store import LinkServer, left_key, left_text
 
 PATIENCE = 20.0  # seconds
 

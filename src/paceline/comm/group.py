@@ -42,8 +42,7 @@ from paceline.errors import PacelineError, PartedError, PeerLostError, ScriptErr
 from paceline.record.phases import COMMUNICATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
-from paceline.wire.link import LinkStore, within
-from paceline.wire.stores import connect_store
+from paceline.wire.link import LinkStore, connect_store, within
 
 # Bound before `script/own_gpu.py` patches torch's function: the workers need the count that the script does not see.
 count_gpus = torch.cuda.device_count

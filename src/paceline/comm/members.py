@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from paceline.comm.called_off import Regrouping
 from paceline.errors import PeerLostError
-from paceline.wire import requests as say
+from paceline.wire import store as say
 from paceline.wire.link import LinkSocket, LinkStore
 
 _NAPS = (0.001, 0.02)  # seconds between two looks for what others have told: the first, and the longest

@@ -34,7 +34,7 @@ from paceline.record.servers import read_reports
 from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.units import count
-from paceline.wire.requests import ROOM, left_key, left_text
+from paceline.wire.store import ROOM, left_key, left_text
 
 _TICK = 0.2  # seconds between two checks of the deadlines
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM

@@ -19,9 +19,10 @@ import msgspec
 import torch.distributed as dist
 
 from paceline.errors import PeerLostError
-from paceline.torch_private import PrefixStore
+from paceline.settings import WorkerSettings
+from paceline.torch_private import PrefixStore, TCPStore
 from paceline.wire import frames
-from paceline.wire import requests as say
+from paceline.wire import store as say
 
 _FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiting is too long
 _NAPS = (0.0002, 0.02)  # seconds between two polls for a missing value: initial, maximum
@@ -151,6 +152,18 @@ class LinkStore(_Store):
             if self.link.while_waiting is not None:
                 self.link.while_waiting()
             nap = _nap(nap, until, key)
+
+
+def connect_store(settings: WorkerSettings) -> Any:
+    """The key-value store through which the workers of a run find each other: the store of Paceline's launcher. Under
+    another launcher it is torch's TCPStore, served by rank 0, unless that launcher's agent already serves the store."""
+    link = link_of_this_process()
+    if link is not None:
+        return LinkStore(link)
+    master = settings.rank == 0 and not settings.agent_store
+    return TCPStore(
+        settings.store_host, settings.store_port, is_master=master, wait_for_workers=False, multi_tenant=True
+    )
 
 
 def within(store: Any, name: str) -> Any:

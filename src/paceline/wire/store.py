@@ -2,8 +2,8 @@
 
 The store has no address: the launcher makes each worker's socket before the fork, so no other process can connect.
 Workers exchange addresses, ids and descriptors (of shared memory, of processes) through the store. The worker's side is
-in link.py. On several hosts, each host's agent serves its workers, keeps their descriptors, and passes all
-other requests on to the controller (`cluster/store.py`).
+in link.py: it imports torch, which the launcher must not. On several hosts, each host's agent serves its workers, keeps
+their descriptors, and passes all other requests on to the controller (`launch/cluster/line.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,72 @@ import msgspec
 
 from paceline import threads
 from paceline.wire import frames
-from paceline.wire import requests as say
 
+CANNOT = "which the others cannot do again without it"  # said where a worker is lost and the run must end
 Value = bytes | int | None
+
+
+# --- requests of a worker, and the answer
+
+
+class Set(msgspec.Struct, tag=True, frozen=True):
+    """Store this value, and the descriptors that come with the message."""
+
+    key: str
+    value: bytes
+
+
+class Get(msgspec.Struct, tag=True, frozen=True):
+    """Get the value of a key, with its descriptors; None if the key is missing. Never waits: the worker polls."""
+
+    key: str
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    """Add to a counter, which starts at 0. Returns the new value."""
+
+    key: str
+    amount: int
+
+
+class CompareSet(msgspec.Struct, tag=True, frozen=True):
+    """Set the key if its value is `expected`, or if the key is missing and `expected` is empty. Returns the value
+    afterwards."""
+
+    key: str
+    expected: bytes
+    desired: bytes
+
+
+class Has(msgspec.Struct, tag=True, frozen=True):
+    """Check whether all these keys have values."""
+
+    keys: list[str]
+
+
+class Delete(msgspec.Struct, tag=True, frozen=True):
+    """Delete a key. Returns whether the key existed."""
+
+    key: str
+
+
+class Count(msgspec.Struct, tag=True, frozen=True):
+    """Count the keys below a prefix."""
+
+    prefix: str
+
+
+Ask = Set | Get | Add | CompareSet | Has | Delete | Count
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The answer to a request, or why there is none."""
+
+    value: bytes | int | None
+    problem: str = ""
+
+
+# --- the launcher's side
 
 
 class Values:
@@ -30,21 +93,21 @@ class Values:
     def __init__(self) -> None:
         self._values: dict[str, tuple[bytes, list[int]]] = {}
 
-    def do(self, ask: say.Ask, came: list[int]) -> tuple[Value, list[int]]:
+    def do(self, ask: Ask, came: list[int]) -> tuple[Value, list[int]]:
         """Answers a request. Keeps the descriptors that came; those in the answer stay open here."""
-        if isinstance(ask, say.Set):
+        if isinstance(ask, Set):
             self._forget(ask.key)
             self._values[ask.key] = ask.value, came
             return None, []
-        if isinstance(ask, say.Get):
+        if isinstance(ask, Get):
             return self._values.get(ask.key, (None, []))
-        if isinstance(ask, say.Add):
+        if isinstance(ask, Add):
             return self._add(ask), []
-        if isinstance(ask, say.CompareSet):
+        if isinstance(ask, CompareSet):
             return self._compare_set(ask), []
-        if isinstance(ask, say.Has):
+        if isinstance(ask, Has):
             return int(all(key in self._values for key in ask.keys)), []
-        if isinstance(ask, say.Delete):
+        if isinstance(ask, Delete):
             return self._forget(ask.key), []
         return sum(key.startswith(ask.prefix) for key in self._values), []
 
@@ -52,7 +115,7 @@ class Values:
         for key in list(self._values):
             self._forget(key)
 
-    def _add(self, ask: say.Add) -> int:
+    def _add(self, ask: Add) -> int:
         found = self._values.get(ask.key, (b"0", []))[0]
         try:
             total = int(found) + ask.amount
@@ -61,7 +124,7 @@ class Values:
         self._values[ask.key] = str(total).encode(), []
         return total
 
-    def _compare_set(self, ask: say.CompareSet) -> bytes:
+    def _compare_set(self, ask: CompareSet) -> bytes:
         found = self._values.get(ask.key)
         if found is None and ask.expected:
             return ask.expected  # like torch's stores
@@ -81,7 +144,7 @@ class Answers(Protocol):
     """What answers workers' requests, from one thread. Raises OSError or EOFError if it is over, and any other error
     for a request that cannot be answered."""
 
-    def do(self, ask: say.Ask, came: list[int]) -> tuple[Value, list[int]]: ...
+    def do(self, ask: Ask, came: list[int]) -> tuple[Value, list[int]]: ...
 
     def close(self) -> None: ...
 
@@ -95,7 +158,7 @@ class LinkServer:
         self.ends = [its for _, its in pairs]
         self._ours = {ours.fileno(): ours for ours, _ in pairs}
         self._answers = Values() if answers is None else answers
-        self._decoder = msgspec.msgpack.Decoder(say.Ask)
+        self._decoder = msgspec.msgpack.Decoder(Ask)
         self._over, self._end = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
 
@@ -104,7 +167,7 @@ class LinkServer:
 
     def put(self, key: str, value: bytes) -> None:
         """Sets a new key, from the launcher's own thread."""
-        self._answers.do(say.Set(key, value), [])
+        self._answers.do(Set(key, value), [])
 
     def let_go(self) -> None:
         """Closes the launcher's copies of `ends`, once the workers have theirs."""
@@ -152,7 +215,7 @@ class LinkServer:
             body, came = frames.receive(worker)
             try:
                 value, descriptors = self._answers.do(self._decoder.decode(body), came)
-                answer = msgspec.msgpack.encode(say.Told(value))
+                answer = msgspec.msgpack.encode(Told(value))
             except (OSError, EOFError):
                 return False
             except Exception as error:  # of this request: the worker that asked raises it
@@ -163,6 +226,36 @@ class LinkServer:
         return True
 
 
-def refusal(error: Exception) -> say.Told:
+def refusal(error: Exception) -> Told:
     """The answer to a request that cannot be answered."""
-    return say.Told(None, str(error) or type(error).__name__)
+    return Told(None, str(error) or type(error).__name__)
+
+
+# --- in an elastic run: who is left, written by the launcher
+
+
+ROOM = "room"  # set once there are fewer workers than the run may have
+
+
+def left_key(generation: int) -> str:
+    """The key for the members of this generation. The first group is generation 0, and is not written."""
+    return f"left/{generation}"
+
+
+def left_text(ranks: list[int]) -> bytes:
+    """The members, by the ranks that they began with."""
+    return ",".join(map(str, ranks)).encode()
+
+
+def ranks_in(text: bytes) -> list[int]:
+    return [int(rank) for rank in text.decode().split(",")]
+
+
+def passed_key(generation: int, rank: int) -> str:
+    """The key for the number of collectives of this generation that have ended on a worker that makes no more."""
+    return f"passed/{generation}/{rank}"
+
+
+def settled_key(generation: int) -> str:
+    """The key for the number of collectives of this generation that count."""
+    return f"settled/{generation}"

@@ -23,8 +23,7 @@ from paceline.comm.network.letters import Letters
 from paceline.errors import PartedError
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.wire.link import LinkSocket
-from paceline.wire.requests import left_key, left_text
-from paceline.wire.store import LinkServer
+from paceline.wire.store import LinkServer, left_key, left_text
 
 PATIENCE = 60.0  # seconds: a fault, never a slow machine
 WORTH = (1.0, 10.0, 100.0, 1000.0)  # what each worker adds: a sum tells who was there

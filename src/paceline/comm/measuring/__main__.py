@@ -18,8 +18,7 @@ from paceline.comm.measuring import collectives, devices, pairs
 from paceline.comm.measuring.plan import MeasuringPlan, Report, in_words
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.settings import of_this_process
-from paceline.wire.link import within
-from paceline.wire.stores import connect_store
+from paceline.wire.link import connect_store, within
 
 
 def main(path: str) -> None:

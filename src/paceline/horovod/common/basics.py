@@ -16,8 +16,7 @@ from paceline.horovod.engine import membership, regroup
 from paceline.horovod.engine.controller import Controller
 from paceline.horovod.engine.current import NOT_INITIALIZED, current, set_current, take_current
 from paceline.settings import horovod_settings
-from paceline.wire.link import within
-from paceline.wire.stores import connect_store
+from paceline.wire.link import connect_store, within
 
 _inits = 0  # every rank calls init equally often: the number tells its connections from earlier ones
 

@@ -14,7 +14,7 @@ from paceline.comm.called_off import Regrouping
 from paceline.comm.members import has_room
 from paceline.errors import PeerLostError
 from paceline.settings import of_this_process
-from paceline.wire import requests as say
+from paceline.wire import store as say
 from paceline.wire.link import LinkStore, link_of_this_process
 
 T = TypeVar("T")

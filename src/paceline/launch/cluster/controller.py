@@ -31,7 +31,7 @@ from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.settings import RunSettings, hash_seed, module_path
 from paceline.units import count
-from paceline.wire.requests import ROOM
+from paceline.wire.store import ROOM
 
 STRANGERS = (
     "Strangers: {number} to the ports of this run came from processes that do not have its key, and were refused. Look "

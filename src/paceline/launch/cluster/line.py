@@ -21,7 +21,7 @@ from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import NO_ANSWER, connect_all
 from paceline.launch.processes import state_of
 from paceline.settings import ssh_client
-from paceline.wire import requests as say
+from paceline.wire import store as say
 from paceline.wire.channel import frames_of, joined, trust
 from paceline.wire.connections import Connections
 from paceline.wire.sequence import Sequence as Numbered

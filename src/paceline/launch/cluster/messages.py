@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.launch import messages
 from paceline.settings import RunSettings
-from paceline.wire import requests as store
+from paceline.wire import store
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

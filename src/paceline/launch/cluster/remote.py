@@ -26,7 +26,7 @@ from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
-from paceline.wire import requests as say
+from paceline.wire import store as say
 from paceline.wire.channel import Door, frames_of, is_token, joined
 from paceline.wire.sequence import Sequence as Talk
 from paceline.wire.store import Values, refusal

@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
 from paceline.record.schema import FailureKind
-from paceline.wire.requests import CANNOT
+from paceline.wire.store import CANNOT
 
 _SHOWN = 10  # last lines of a log that the report shows
 _SEARCHED = 300  # last lines of a log that are searched for known messages
