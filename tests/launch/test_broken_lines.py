@@ -18,7 +18,7 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.wire import store as say
-from paceline.wire.sequence import Sequence
+from paceline.wire.channel import Sequence
 
 MANY = 60
 BREAKS = (5, 23, 40)
@@ -67,8 +67,9 @@ def test_messages_arrive_once_and_in_order(agents: Agents, tmp_path: Path, back:
 
 @pytest.mark.parametrize("back", [False, True])
 def test_a_request_to_the_store_is_done_once(agents: Agents, back: bool) -> None:
-    relay = Relay(agents.store_port)
-    passed_on = PassedOn(msgspec.structs.replace(boot_of(agents), store_port=relay.port), "127.0.0.1")
+    relay = Relay(agents.port)
+    line = Line(msgspec.structs.replace(boot_of(agents), port=relay.port))
+    passed_on = PassedOn(line)
 
     def ask() -> list[object]:
         found = []
@@ -82,7 +83,7 @@ def test_a_request_to_the_store_is_done_once(agents: Agents, back: bool) -> None
         with ThreadPoolExecutor(1) as threads:
             assert threads.submit(ask).result(60) == list(range(1, MANY + 1))
     finally:
-        passed_on.close()
+        line.close()
         relay.close()
     assert relay.broken == len(BREAKS)
 

@@ -14,7 +14,6 @@ import stranger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm.pulse import BEAT
 from paceline.errors import UsageError
 from paceline.launch.cluster import line as cluster_line
 from paceline.launch.cluster import messages as wire
@@ -24,6 +23,7 @@ from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.line import Line, NoController, PassedOn
 from paceline.launch.cluster.remote import Agents, HostLostError, RemoteHost
 from paceline.wire import store as say
+from paceline.wire.channel import BEAT, Access
 
 
 def test_hosts_as_they_are_typed(tmp_path: Path) -> None:
@@ -77,9 +77,7 @@ def test_an_agent_waits_until_strangers_have_left_the_controllers_port(monkeypat
             number=0,
             addresses=("127.0.0.1",),
             port=port.getsockname()[1],
-            store_port=0,
-            key="",
-            token="",
+            access=Access("", ""),
             script="",
             folder="",
         )
@@ -107,14 +105,12 @@ def agents() -> Iterator[Agents]:
     found.close()
 
 
-def boot_of(agents: Agents, token: str | None = None) -> wire.Boot:
+def boot_of(agents: Agents, token: str | None = None, number: int = 0) -> wire.Boot:
     return wire.Boot(
-        number=0,
+        number=number,
         addresses=("127.0.0.1",),
         port=agents.port,
-        store_port=agents.store_port,
-        key=agents.key,
-        token=token or agents.token,
+        access=agents.access._replace(token=token or agents.access.token),
         script="",
         folder="/",
     )
@@ -146,10 +142,9 @@ def test_strangers_take_no_memory_of_the_controller_and_are_counted(agents: Agen
     line.send(wire.Ready())
     heard(line, wire.Alive)
     assert agents.strangers == 0
-    for port in (agents.port, agents.store_port):
-        assert stranger.pour(port) < stranger.ENOUGH
+    assert stranger.pour(agents.port) < stranger.ENOUGH
     by = time.monotonic() + 60
-    while agents.strangers != 2:
+    while agents.strangers != 1:
         assert time.monotonic() < by
         time.sleep(0.01)
     line.close()
@@ -210,9 +205,7 @@ def test_a_controller_that_cannot_be_reached_is_told_of(agents: Agents) -> None:
             number=0,
             addresses=("127.0.0.1",),
             port=closed.getsockname()[1],
-            store_port=1,
-            key=agents.key,
-            token="",
+            access=agents.access,
             script="",
             folder="/",
         )
@@ -228,8 +221,10 @@ def test_an_agent_that_ends_is_a_lost_host(agents: Agents, tmp_path: Path) -> No
         list(host.expect())
 
 
-def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Agents) -> None:
-    one, two = (PassedOn(boot_of(agents), "127.0.0.1") for _ in range(2))
+def test_values_go_to_the_controller_and_descriptors_stay_on_the_host() -> None:
+    agents = Agents(2)
+    lines = [Line(boot_of(agents, number=number)) for number in range(2)]
+    one, two = map(PassedOn, lines)
     try:
         assert one.do(say.Set("key", b"value"), []) == (None, [])
         assert two.do(say.Get("key"), []) == (b"value", [])
@@ -241,17 +236,22 @@ def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Ag
         assert two.do(say.Has(["key", "count"]), []) == (1, [])
         os.close(reads)
     finally:
-        for each in (one, two):
+        for each in (one, two, *lines, agents):
             each.close()
 
 
 def test_a_request_that_the_controller_cannot_answer_is_refused(agents: Agents) -> None:
-    line = PassedOn(boot_of(agents), "127.0.0.1")
+    line = Line(boot_of(agents))
+    passed_on = PassedOn(line)
     try:
-        line.do(say.Set("name", b"text"), [])
+        passed_on.do(say.Set("name", b"text"), [])
         with pytest.raises(ValueError, match="1 cannot be added to the key 'name'"):
-            line.do(say.Add("name", 1), [])
-        assert line.do(say.Get("name"), []) == (b"text", [])
+            passed_on.do(say.Add("name", 1), [])
+        assert passed_on.do(say.Get("name"), []) == (b"text", [])
+        line.stop_asking()
+        for _ in range(2):  # workers that ask when the run is over
+            with pytest.raises(EOFError):
+                passed_on.do(say.Get("name"), [])
     finally:
         line.close()
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import stranger
-import zmq
 
-from paceline.wire import channel
-from paceline.wire.channel import FRAME, Door, frames_of, joined, trust
+from paceline.wire import channel, door
+from paceline.wire.channel import FRAME, Connection, Keys, Listener, frames_of, joined
+from paceline.wire.door import Door
 
 SILENT = 200  # connections
 FIRST = 40  # more than are let in before they have proved a key
@@ -24,33 +23,31 @@ class Server:
     """Answers what it is sent."""
 
     def __init__(self) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.context.setsockopt(zmq.LINGER, 0)
-        self.socket = self.context.socket(zmq.ROUTER)
-        self._public, secret = zmq.curve_keypair()
-        self.door = Door(self.socket, secret, "127.0.0.1", expected=1)
+        self.listener = Listener(Keys.make(), "127.0.0.1", expected=1)
 
-    def connected(self) -> zmq.Socket[bytes]:
-        peer = self.context.socket(zmq.DEALER)
-        trust(peer, self._public.decode())
-        peer.connect(f"tcp://127.0.0.1:{self.door.port}")
-        return peer
+    @property
+    def door(self) -> Door:
+        assert self.listener._door is not None
+        return self.listener._door
 
-    def serve(self, peer: zmq.Socket[bytes], message: bytes) -> None:
-        peer.send_multipart(frames_of(message))
-        assert self.socket.poll(60_000)
-        who, *frames = self.socket.recv_multipart()
+    def connected(self) -> Connection:
+        return Connection(self.listener.place, *self.listener.access)
+
+    def serve(self, peer: Connection, message: bytes) -> None:
+        peer.send(frames_of(message))
+        assert self.listener.socket.poll(60_000)
+        ((who, frames),) = self.listener.receive()
         assert joined(frames) == message
-        self.socket.send_multipart([who, *frames_of(b"yes")])
-        assert peer.recv_multipart() == [b"yes"]
+        self.listener.send(who, frames_of(b"yes"))
+        assert peer.socket.poll(60_000)
+        assert list(peer.receive()) == [[b"yes"]]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     found = Server()
     yield found
-    found.door.close()
-    found.context.destroy()
+    found.listener.close()
 
 
 def until(so: Callable[[], bool]) -> None:
@@ -96,8 +93,8 @@ def test_few_silent_strangers_are_let_in_and_who_has_the_key_is_served(server: S
 
 def test_silent_strangers_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """And are counted; those that only look whether the port can be reached are not."""
-    monkeypatch.setattr(channel, "_HANDSHAKE", 0.2)
-    monkeypatch.setattr(channel, "_PROBE", 0.1)
+    monkeypatch.setattr(door, "_HANDSHAKE", 0.2)
+    monkeypatch.setattr(door, "_PROBE", 0.1)
     server = Server()
     silent = stranger.come(server.door.port, 5)
     for each in silent:
@@ -106,16 +103,33 @@ def test_silent_strangers_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
             pass  # the greeting; then the end
         each.close()
     until(lambda: server.door.strangers == 5)
-    server.door.close()
-    server.context.destroy()
+    server.listener.close()
 
 
-def test_every_port_has_a_door() -> None:
-    """Only doors listen, but for a socket in a private folder, and for what parameter servers add to their door."""
+def test_a_message_without_the_token_is_not_heard(server: Server) -> None:
+    guessing = Connection(server.listener.place, server.listener.access.key, "guessed")
+    guessing.send([b"let me in"])
+    until(lambda: bool(server.listener.socket.poll(100)))
+    assert list(server.listener.receive()) == []
+    assert server.listener.refused == 1
+    peer = server.connected()
+    server.serve(peer, b"here")
+    for each in (guessing, peer):
+        each.close()
+
+
+def test_a_peer_that_is_gone_is_no_error(server: Server) -> None:
+    peer = server.connected()
+    peer.send([b"here"])
+    until(lambda: bool(server.listener.socket.poll(100)))
+    ((who, _),) = server.listener.receive()
+    assert server.listener.send(who, [b"yes"])
+    peer.close()
+    until(lambda: not server.listener.send(who, [b"still there?"]))
+
+
+def test_there_is_one_channel() -> None:
+    """No other file speaks ZeroMQ's handshake."""
     source = Path(channel.__file__).parents[1]
     texts = {path.name: path.read_text() for path in source.rglob("*.py")}
-    assert [name for name, text in texts.items() if "CURVE_SERVER," in text] == ["channel.py"]
-    assert {name for name, text in texts.items() if re.search(r"wire.channel import .*\bguard\b", text)} == {
-        "control.py",
-        "keys.py",
-    }
+    assert [name for name, text in texts.items() if "CURVE_SERVER" in text] == ["channel.py"]

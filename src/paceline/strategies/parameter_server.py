@@ -29,9 +29,9 @@ from paceline.strategies.server.client import Client
 from paceline.strategies.server.config import ServerConfig
 from paceline.strategies.server.dealing import Deal, Dealing, Iteration
 from paceline.strategies.server.exchange import Exchange
-from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.servers import Addresses, Servers
 from paceline.strategies.server.stale.correction import Kind
+from paceline.wire.channel import Access, Keys
 from paceline.wire.link import LinkStore, link_of_this_process
 
 CORRECTED: dict[Kind, str] = {
@@ -42,10 +42,10 @@ CORRECTED: dict[Kind, str] = {
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """What rank 0 tells the other workers: where servers are, and the keys of workers."""
+    """What rank 0 tells the other workers: where servers are, and how to speak with them."""
 
     addresses: Addresses
-    keys: WorkerKeys
+    access: Access
 
 
 class ParameterServer(BaseStrategy):
@@ -105,7 +105,7 @@ class ParameterServer(BaseStrategy):
         stage.pulse.notice(self._first_line())
         met = self._meet(settings, LinkStore(link).within("paceline/servers"))
         self.client = Client(
-            met.addresses, met.keys, rank=settings.rank, notice=stage.pulse.notice, waiting=self._waiting
+            met.addresses, met.access, rank=settings.rank, notice=stage.pulse.notice, waiting=self._waiting
         )
         self._stream = OwnStream(stage.run.seed, settings.rank)
         self._dealing = Dealing(stage, self.client, rank=self.rank, world=self.world, deal=self.deal)
@@ -128,9 +128,9 @@ class ParameterServer(BaseStrategy):
         """Rank 0 starts the servers, and tells the others through the launcher, which only this run's workers reach."""
         if settings.rank:
             return msgspec.json.decode(store.get("meeting"), type=Meeting)
-        ours, workers = make_keys()
+        keys = Keys.make()
         config = ServerConfig(
-            keys=ours,
+            keys=keys,
             folder=os.path.realpath(Path(settings.control.removeprefix("ipc://")).parent),
             record=settings.record,
             servers=self.servers,
@@ -142,7 +142,7 @@ class ParameterServer(BaseStrategy):
             last_write=False,
         )
         # The servers must outlive rank 0, which may end before other workers: their guardian is the workers' parent.
-        met = Meeting(Servers(config, fork=True, guardian=os.getppid()).addresses(), workers)
+        met = Meeting(Servers(config, fork=True, guardian=os.getppid()).addresses(), keys.access)
         store.set("meeting", msgspec.json.encode(met))
         return met
 

@@ -1,66 +1,65 @@
-"""Encrypted ZeroMQ sockets (CURVE), and what a process without the key can hold of one that listens.
+"""Authenticated channels between processes of a run: ZeroMQ sockets that speak CURVE, and a token in every message.
 
-A stranger, who does not have the key, can open connections and send what it calls a handshake. So a handshake has to
-end in time, a frame is small (messages are cut into frames, because a frame's memory is taken before its sender has
-proved anything), and a `Door` lets no more connections in while too many have not ended their handshake.
+A `Listener` holds `Keys`. A peer makes a `Connection` with the public key and the token, which it was told in a way
+that only processes of the run can read. A message is a row of bytes, cut into frames. A connection that breaks is made
+again by ZeroMQ, which does not send again what was on its way: `Sequence` does. A `Loop` is a thread that serves
+sockets and sends heartbeats, whatever the other threads of its process wait for.
 
 Does not import torch, because the launcher imports this module, too.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import errno
 import hmac
 import os
-import socket
-import struct
+import secrets
 import threading
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline import threads
+from paceline.wire.door import Door, place_of
 
+BEAT = 0.5  # seconds between two heartbeats of any process of a run
+LOST = 10.0  # seconds without one, after which a host, or the controller, is lost
 FRAME = 256 << 10  # bytes of a frame
 _ENCRYPTED = 1024  # bytes by which encryption makes a frame longer, at most
-_HANDSHAKE = 10.0  # seconds that a peer has to prove its key
 _CONNECT = 2.0  # seconds of one try: while a port is closed, the kernel itself tries again ever more rarely
-_UNPROVEN = 32  # connections whose handshake has not ended: with more than are expected, no others are let in
-_PROBE = 5.0  # seconds: a connection that its peer closes earlier was a look whether the port can be reached
 
-# The constants of Linux's packet filters, which Python does not name; and the filter that drops every packet.
-_ATTACH, _DETACH = 26, 27
-_RETURN = 0x06
-_DROP = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
-_EVENTS = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_MONITOR_STOPPED
-)
+Message = TypeVar("Message")
 
 
-def guard(listening: Any, secret: bytes, *, largest: int = FRAME + _ENCRYPTED) -> None:
-    """Makes a socket speak only with peers that know the public key of this secret one. Before it is bound."""
-    listening.setsockopt(zmq.CURVE_SERVER, 1)
-    listening.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    listening.setsockopt(zmq.MAXMSGSIZE, largest)
+class Access(NamedTuple):
+    """What a peer needs to speak with a listener."""
+
+    key: str
+    token: str
 
 
-def trust(connecting: Any, key: str, own: tuple[bytes, bytes] | None = None) -> None:
-    """Makes a socket speak only with the owner of this public key. Before it connects. `own`: a public and a secret
-    key that the owner knows; new ones where it lets in whoever knows its key."""
-    public, secret = own or zmq.curve_keypair()
-    connecting.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
-    connecting.setsockopt(zmq.CURVE_PUBLICKEY, public)
-    connecting.setsockopt(zmq.CURVE_SECRETKEY, secret)
-    connecting.setsockopt(zmq.MAXMSGSIZE, FRAME + _ENCRYPTED)
-    connecting.setsockopt(zmq.CONNECT_TIMEOUT, int(1000 * _CONNECT))
+@dataclass(frozen=True)
+class Keys:
+    """What a listener holds: its CURVE keys, and the token of those that may speak with it."""
+
+    public: str
+    private: str = field(repr=False)
+    token: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Keys:
+        public, private = zmq.curve_keypair()
+        return cls(public.decode(), private.decode(), secrets.token_urlsafe(24))
+
+    @property
+    def access(self) -> Access:
+        return Access(self.public, self.token)
 
 
 def frames_of(message: Any) -> list[Any]:
@@ -74,117 +73,245 @@ def joined(frames: Iterable[Any]) -> bytes:
     return b"".join(frames)
 
 
-def is_token(told: str | bytes, token: str | bytes) -> bool:
-    """Whether a peer has told the token, in a time that does not tell how much of it is right."""
-    ours, its = (each.encode() if isinstance(each, str) else each for each in (token, told))
-    return hmac.compare_digest(its, ours)
+class Listener:
+    """A socket for peers that have access. One thread uses it."""
 
-
-def place_of(address: str, port: int) -> str:
-    """An address as ZeroMQ writes it."""
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
-
-
-_doors: list[Door] = []  # of this process
-_earlier = 0  # strangers at those that are closed
-
-
-def strangers() -> int:
-    """How many connections to this process came from processes without the key."""
-    return _earlier + sum(door.strangers for door in list(_doors))
-
-
-class Door:
-    """A TCP port at which a socket listens for peers that know its public key. Used by the socket's thread."""
-
-    def __init__(self, guarded: Any, secret: bytes, address: str, port: int = 0, *, expected: int) -> None:
-        """`expected`: how many peers may connect at once. OSError if nobody can listen there."""
-        self._guarded, self._most, self._closed = guarded, _UNPROVEN + 2 * expected, False
-        self._listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        guarded.setsockopt(zmq.IPV6, int(":" in address))
+    def __init__(self, keys: Keys, address: str = "", port: int = 0, *, expected: int = 1, path: str = "") -> None:
+        """Listens at a TCP port of this address (0: any port), at the path of a Unix socket, or at both. `expected`:
+        how many peers may connect to the port at once. OSError or ZMQError if nobody can listen there."""
+        self.access, self.refused = keys.access, 0  # `refused`: messages without the token
+        self._context = zmq.Context()
+        self.socket: Any = self._context.socket(zmq.ROUTER)
+        self._door: Door | None = None
+        _limit(self.socket, zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone is an error
+        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.private.encode())
         try:
-            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listening.setblocking(False)
-            self._listening.bind((address, port))
-            self._listening.listen(16)
-            self.port: int = self._listening.getsockname()[1]
-            guard(guarded, secret)
-            guarded.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * _HANDSHAKE))
-            self._monitor: Any = guarded.get_monitor_socket(_EVENTS)
-            guarded.setsockopt(zmq.USE_FD, os.dup(self._listening.fileno()))  # ZeroMQ closes its own
-            guarded.bind(place_of(address, self.port))
+            if path:
+                self.socket.bind(path)
+            if address:
+                self._door = Door(self.socket, address, port, expected=expected)
         except BaseException:
-            self._listening.close()
+            self.close()
             raise
-        self._lock = threading.Lock()  # guards the counts
-        self._open: dict[int, float] = {}  # when each connection was accepted, by descriptor
-        self._proven: list[float] = []  # when peers proved the key, lately
-        self._strangers = 0
-        self._thread = threads.start(f"door of port {self.port}", self._serve)
-        _doors.append(self)
+        self.port = self._door.port if self._door is not None else 0
+        self.place = place_of(address, self.port) if address else path
 
     @property
     def strangers(self) -> int:
-        """How many connections came from processes that have not proved the key. Those that still have time for it do
-        not count."""
-        with self._lock:
-            return max(self._strangers - max(self._unproven(), 0), 0)
+        """How many connections to the port came from processes without the key."""
+        return 0 if self._door is None else self._door.strangers
+
+    def receive(self) -> Iterator[tuple[bytes, list[memoryview]]]:
+        """The messages that have arrived with the token, each with its peer; never waits."""
+        while (frames := _received(self.socket)) is not None:
+            if len(frames) > 2 and hmac.compare_digest(frames[1], self.access.token.encode()):
+                yield bytes(frames[0]), frames[2:]
+            else:
+                self.refused += 1
+
+    def send(self, peer: bytes, frames: Iterable[Any], *, copy: bool = True) -> bool:
+        """Sends a message; False if the peer is gone."""
+        try:
+            self.socket.send_multipart([peer, *frames], copy=copy)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self, *, linger: int = 0) -> None:
+        """Waits so many milliseconds for what was sent last."""
+        if self._door is not None:
+            self._door.close()
+        self.socket.close(linger=linger)
+        self._context.term()
+
+
+class Connection:
+    """A socket that connects to a listener, and connects again by itself. One thread uses it."""
+
+    def __init__(
+        self,
+        place: str,
+        key: str,
+        token: str,
+        *,
+        context: Any = None,
+        events: int = 0,
+        options: Mapping[int, int] | None = None,
+    ) -> None:
+        """`context`: ZeroMQ's, if several sockets share one; the caller ends it. `events`: what to watch for, as
+        ZeroMQ's monitors name it; `options` are ZeroMQ's, too."""
+        self._token, self._made = token.encode(), 0
+        self._own: Any = None if context else zmq.Context()
+        within: Any = context or self._own
+        self.socket: Any = within.socket(zmq.DEALER)
+        public, private = zmq.curve_keypair()
+        _limit(self.socket, zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM)
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, private)
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, int(1000 * _CONNECT))
+        self.socket.setsockopt(zmq.IPV6, int("[" in place))
+        for option, value in (options or {}).items():
+            self.socket.setsockopt(option, value)
+        self.monitor: Any = self.socket.get_monitor_socket(events) if events else None
+        self.socket.connect(place)
+
+    def send(self, frames: Iterable[Any], *, copy: bool = True) -> None:
+        """Sends a message, as soon as there is a connection; with the option IMMEDIATE, only if there is one."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([self._token, *frames], zmq.NOBLOCK, copy=copy)
+
+    def receive(self) -> Iterator[list[memoryview]]:
+        """The messages that have arrived; never waits."""
+        while (frames := _received(self.socket)) is not None:
+            yield frames
+
+    def events(self) -> Iterator[int]:
+        """What has happened to the connection; never waits."""
+        while self.monitor is not None and self.monitor.poll(0):
+            yield recv_monitor_message(self.monitor)["event"]
+
+    def was_renewed(self) -> bool:
+        """Whether another connection than the first was made since the last call: what was on its way over the old one
+        is lost, and ZeroMQ does not tell. Needs the event HANDSHAKE_SUCCEEDED, and no other."""
+        before, self._made = self._made, self._made + sum(1 for _ in self.events())
+        return self._made > max(before, 1)
+
+    def close(self, *, linger: int = 0) -> None:
+        """Waits so many milliseconds for what was sent last."""
+        if self.monitor is not None:
+            self.socket.disable_monitor()
+            self.monitor.close(linger=0)
+        self.socket.close(linger=linger)
+        if self._own is not None:
+            self._own.term()
+
+
+def _limit(socket: Any, *without: int) -> None:
+    """`without`: options that are 0."""
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME + _ENCRYPTED)
+    for option in without:
+        socket.setsockopt(option, 0)
+
+
+def _received(socket: Any) -> list[memoryview] | None:
+    try:
+        return [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+    except zmq.Again:
+        return None
+
+
+class Sequence(Generic[Message]):
+    """One side of a channel whose messages arrive once and in order, also if the connection is made anew. They are
+    numbered from 1, and each tells how far this side has heard the other. What the other side has not heard is sent
+    again over each new connection."""
+
+    def __init__(self) -> None:
+        self.heard = 0  # the number of the other side's last message
+        self._sent = 0
+        self._kept: deque[tuple[int, Message]] = deque()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the other side has not heard everything yet."""
+        return bool(self._kept)
+
+    def add(self, message: Message) -> int:
+        """The number of a message that is sent now."""
+        self._sent += 1
+        self._kept.append((self._sent, message))
+        return self._sent
+
+    def unheard(self) -> Iterator[tuple[int, Message]]:
+        """What to send over a new connection."""
+        return iter(list(self._kept))
+
+    def accepts(self, number: int, heard: int) -> bool:
+        """Whether a message of the other side, which has heard so many, counts: not one that has come before, and none
+        that comes after one that is missing, because both are sent again."""
+        while self._kept and self._kept[0][0] <= heard:
+            self._kept.popleft()
+        if number != self.heard + 1:
+            return False
+        self.heard = number
+        return True
+
+
+class Bell:
+    """Wakes a thread that sleeps in poll. Any thread, and any signal handler, may ring it."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def ring(self) -> None:
+        os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
-        """Before the socket is closed."""
-        global _earlier
-        self._guarded.disable_monitor()
-        self._thread.join()
-        self._listening.close()
-        _earlier += self.strangers
-        _doors.remove(self)
+        os.close(self._descriptor)
+
+
+class Loop(Generic[Message]):
+    """A thread of its own that serves sockets, and beats whatever the other threads wait for."""
+
+    def __init__(
+        self,
+        name: str,
+        sockets: Callable[[], Iterable[Any]],
+        *,
+        turn: Callable[[], None],
+        beat: Callable[[], None],
+        end: Callable[[], None],
+        send: Callable[[Message], None] = lambda message: None,
+    ) -> None:
+        """All are called in the thread: `sockets` makes them, `turn` takes what has come, now and then without need;
+        `send` sends what another thread has posted; `end` closes the sockets."""
+        self._name, self._sockets, self._bell = name, sockets, Bell()
+        self._turn, self._beat, self._send, self._end = turn, beat, send, end
+        self.posted: deque[Message] = deque()
+        self._over = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threads.start(self._name, self._serve)
+
+    def post(self, message: Message) -> None:
+        """Any thread may call it; after `close` nothing is sent."""
+        if not self._over:
+            self.posted.append(message)
+            self._bell.ring()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the thread after what it still has to send; waits so many seconds at most."""
+        assert self._thread is not None
+        self._over = True
+        self._bell.ring()
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._bell.close()
 
     def _serve(self) -> None:
-        was_failed = False  # whether the last event was that of a handshake
-        while True:
-            if self._monitor.poll(1000 if self._closed else None):
-                event = recv_monitor_message(self._monitor)
-                if event["event"] == zmq.EVENT_MONITOR_STOPPED:
-                    self._monitor.close(linger=0)
-                    return
-                with self._lock:
-                    was_failed = self._note(event["event"], event["value"], was_failed)
-            with self._lock:
-                unproven = self._unproven()
-            self._close(unproven > self._most)
-
-    def _note(self, event: int, descriptor: int, was_failed: bool) -> bool:
-        now = time.monotonic()
-        if event == zmq.EVENT_ACCEPTED:
-            self._open[descriptor] = now
-            self._strangers += 1  # until it has proved something
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._proven.append(now)
-            self._strangers -= 1
-        elif event == zmq.EVENT_DISCONNECTED:
-            began = self._open.pop(descriptor, now)
-            self._strangers -= was_failed and now - began < _PROBE
-        return event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-
-    def _unproven(self) -> int:
-        """Connections whose handshake has not ended. ZeroMQ does not tell which one has proved the key: of those that
-        are too young for the limit, as many as have proved it lately."""
-        since = time.monotonic() - _HANDSHAKE - 1.0
-        self._proven = [at for at in self._proven if at > since]
-        return sum(at > since for at in self._open.values()) - len(self._proven)
-
-    def _close(self, closed: bool) -> None:
-        """Lets the kernel drop what comes to the listening socket, or not. Those who are in are not affected, and who
-        wants to come in tries again by itself."""
-        if closed == self._closed:
-            return
-        self._closed = closed
-        try:
-            if closed:
-                program = struct.pack("HP", 1, ctypes.addressof(_DROP))
-                self._listening.setsockopt(socket.SOL_SOCKET, _ATTACH, program)
-            else:
-                self._listening.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
-        except OSError as error:
-            if error.errno not in (errno.ENOPROTOOPT, errno.EPERM):  # a kernel, or a sandbox, without filters
-                raise
+        poller = zmq.Poller()
+        for source in (*self._sockets(), self._bell.fileno()):
+            poller.register(source, zmq.POLLIN)
+        beat_at = 0.0
+        while self.posted or not self._over:
+            while self.posted:
+                self._send(self.posted.popleft())
+            if (now := time.monotonic()) >= beat_at:
+                beat_at = now + BEAT
+                self._beat()
+            poller.poll(int(1000 * max(0.0, beat_at - time.monotonic())))
+            self._bell.clear()
+            self._turn()
+        self._end()

@@ -19,10 +19,7 @@ from paceline.launch.cluster import mpi
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.ray_cluster import RayHosts
-from paceline.launch.cluster.rendezvous.asked import Asked, parse_place
-from paceline.launch.cluster.rendezvous.meeting import Meeting, meet
-from paceline.launch.cluster.rendezvous.member import Member
-from paceline.launch.cluster.rendezvous.secret import derive, read_secret
+from paceline.launch.cluster.rendezvous import Asked, Meeting, Member, derive, meet, parse_place, read_secret
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.cluster.ssh import FoundHosts, SshHosts
 from paceline.launch.interrupts import exit_code_of

@@ -20,7 +20,7 @@ from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.engine.autotune import Autotuner
 from paceline.horovod.engine.coordinator import Coordinator
 from paceline.horovod.engine.execution import Job, Known, fuse
-from paceline.horovod.engine.lines import Line, LineClosed, Waker
+from paceline.horovod.engine.lines import Line, LineClosed
 from paceline.horovod.engine.lines import connect as connect_lines
 from paceline.horovod.engine.membership import Membership
 from paceline.horovod.engine.messages import (
@@ -44,6 +44,7 @@ from paceline.horovod.engine.runner import Runner
 from paceline.horovod.engine.stall import StallInspector
 from paceline.horovod.engine.timeline import Timeline
 from paceline.settings import HorovodSettings
+from paceline.wire.channel import Bell
 
 AWAKE, COLLECTING, COLLECTING_SMALL, IDLE = range(4)
 SMALL = 1 << 20  # bytes: with less in the queue …
@@ -85,8 +86,8 @@ class Controller:
         self._slots: dict[int, Known] = {}
         self._heard = 0
         self._first = 0.0  # since when the queue is collected
-        self._poll, self._waker = select.poll(), Waker()
-        self._poll.register(self._waker, select.POLLIN)
+        self._poll, self._bell = select.poll(), Bell()
+        self._poll.register(self._bell, select.POLLIN)
         for line in self._lines.values():
             self._poll.register(line, select.POLLIN)
         self._by_descriptor = {line.fileno(): rank for rank, line in self._lines.items()}
@@ -103,9 +104,9 @@ class Controller:
         """Ends Horovod on all ranks: operations in flight fail."""
         with self._lock:
             self._leaving = True
-        self._waker.wake()
+        self._bell.ring()
         self._thread.join()
-        self._waker.close()
+        self._bell.close()
         self.stop_timeline()
 
     def start_timeline(self, path: str, *, marks_cycles: bool) -> None:
@@ -139,7 +140,7 @@ class Controller:
             if wakes:
                 self._state = AWAKE
         if wakes:
-            self._waker.wake()
+            self._bell.ring()
 
     def wait(self, operation: Operation) -> Any:
         """The result of a submitted operation, which is sent at once. HorovodInternalError if it fails."""
@@ -154,7 +155,7 @@ class Controller:
                 return
             wakes, self._urgent = self._state != AWAKE, True
         if wakes:
-            self._waker.wake()
+            self._bell.ring()
 
     def join(self, operation: Operation, device: int) -> None:
         """Says that this rank has no more data. The operation ends with the rank that joined last. Zeros for other
@@ -165,7 +166,7 @@ class Controller:
             if self._join is not None:
                 raise ValueError(DUPLICATE.format(name="join"))
             self._join, self._joining, self._runner.join_device = operation, True, max(0, device)
-        self._waker.wake()
+        self._bell.ring()
 
     def make_name(self, kind: str) -> str:
         """A name for an operation to which the script gave none. The counters start anew after each join, at which
@@ -198,8 +199,8 @@ class Controller:
             self._say(ready)
             timeout = 0.0
         for descriptor, _ in self._poll.poll(timeout if timeout is None else timeout * 1000):
-            if descriptor == self._waker.fileno():
-                self._waker.clear()
+            if descriptor == self._bell.fileno():
+                self._bell.clear()
             else:
                 self._hear(self._by_descriptor[descriptor])
         self._state = AWAKE

@@ -21,7 +21,6 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
 from paceline.launch.cluster import facts
@@ -37,6 +36,7 @@ from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.zygote.handle import Zygote
 from paceline.record import prepare
 from paceline.topology import discover
+from paceline.wire.channel import BEAT, LOST
 from paceline.wire.store import LinkServer
 
 _TICK = 0.2  # seconds
@@ -116,9 +116,8 @@ class Agent:
         self._homing = Homing(record)
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
-        passed_on = PassedOn(self._boot, self._line.address)
-        links = stack.enter_context(LinkServer(begin.workers, passed_on))
-        stack.callback(passed_on.stop)
+        links = stack.enter_context(LinkServer(begin.workers, PassedOn(self._line)))
+        stack.callback(self._line.stop_asking)
         ranks = range(begin.first, begin.first + begin.workers)
         speakers = [rank for rank in ranks if rank == 0 or begin.run.elastic is not None]
         pipes: dict[int, tuple[int, Literal["stdout", "stderr"]]] = {}

@@ -147,9 +147,7 @@ def _start(
             number=number,
             addresses=(*addresses, "127.0.0.1"),
             port=agents.port,
-            store_port=agents.store_port,
-            key=agents.key,
-            token=agents.token,
+            access=agents.access,
             script="" if run.module else run.script,
             folder=os.getcwd(),
         )

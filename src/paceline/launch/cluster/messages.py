@@ -1,8 +1,7 @@
 """The messages between the controller of a run and its agents, one on each host.
 
-They travel over ZeroMQ, encrypted with keys made for the run; every message from an agent carries the run's token. They
-are msgpack: decoding yields data and never runs code. They are numbered, and what is lost with a broken connection is
-sent again (`sequence.py`).
+They are msgpack: decoding yields data and never runs code. They are numbered, and what is lost with a broken connection
+is sent again (`wire.channel.Sequence`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import msgspec
 from paceline.launch import messages
 from paceline.settings import RunSettings
 from paceline.wire import store
+from paceline.wire.channel import Access
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,9 +22,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # of the host
     addresses: tuple[str, ...]  # of the controller
     port: int
-    store_port: int
-    key: str  # the controller's public key
-    token: str
+    access: Access
     script: str  # a path, to be compared; empty: a module
     folder: str  # the working directory of the script
 
@@ -132,36 +130,25 @@ class Warned(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
+class Asked(msgspec.Struct, tag=True, frozen=True):
+    """A worker's request to the store of the run, passed on. An agent has one request at a time."""
+
+    ask: store.Ask
+
+
 FromAgent = (
-    Hello | Listening | Reached | Ready | Forked | Said | Out | Ended | Grown | Swept | Trouble | States | Warned
+    Asked | Hello | Listening | Reached | Ready | Forked | Said | Out | Ended | Grown | Swept | Trouble | States
+    | Warned
 )  # fmt: skip
 
 
 class Envelope(msgspec.Struct, frozen=True):
     """Around every message from an agent."""
 
-    token: str
     number: int  # of the host
     message: FromAgent
     place: int  # of this message among those of the agent
     heard: int  # of the controller's last message that came
-
-
-class StoreAsk(msgspec.Struct, frozen=True):
-    """A worker's request to the store of the run, passed on by its agent. One that comes twice is answered twice and
-    done once."""
-
-    token: str
-    agent: str  # its own name for itself
-    place: int  # of this request among those of the agent
-    ask: store.Ask
-
-
-class StoreTold(msgspec.Struct, frozen=True):
-    """The answer."""
-
-    place: int
-    told: store.Told
 
 
 # --- controller → agent
@@ -216,7 +203,13 @@ class End(msgspec.Struct, tag=True, frozen=True):
     """The run is over: end yourself."""
 
 
-ToAgent = Listen | Connect | Begin | Signal | Where | Alive | Suspended | End
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """The answer of the store of the run."""
+
+    told: store.Told
+
+
+ToAgent = Listen | Connect | Begin | Signal | Where | Alive | Suspended | End | Answered
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ import torch
 
 from paceline import threads
 from paceline.launch import messages
-from paceline.launch.control import Control
+from paceline.launch.control import THREAD, Control
 from paceline.launch.failures.tracebacks import describe, whole_text
 from paceline.launch.worker import offspring
 from paceline.launch.worker.worker_main import perform
@@ -203,7 +203,7 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
 def _lose_thread(thread: threading.Thread, error: BaseException, control: Control) -> None:
     """A thread of Paceline's has died, without which others may wait for ever: ends the run."""
     os.write(2, f"paceline: the thread {thread.name!r} has ended:\n{whole_text(error)}\n".encode())
-    if thread is control.thread:
+    if thread.name == THREAD:
         os._exit(1)  # nothing can be told any more: the launcher reads the log's last lines
     control.failed(describe(error))
 
