@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paceline.agreement.compare import Agreement
+from paceline.agreement.loss_check import LossCheck, is_number
 from paceline.comm.bucket import BucketTail
 from paceline.comm.bucket_tuning import BucketTuner
 from paceline.comm.buckets import Buckets, Watcher
@@ -28,10 +30,8 @@ from paceline.script.seams.stage import Stage, call_site
 from paceline.script.slicing import crossings
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
-from paceline.strategies.agreement import Agreement
 from paceline.strategies.base import BaseStrategy
 from paceline.strategies.half_done import HalfDone
-from paceline.strategies.loss_check import LossCheck, is_number
 from paceline.torch_private import BatchNorm, own_grad, parameters_in
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from paceline.agreement.updates import compare_options
 from paceline.comm.axes import Axes
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.torch_backend import torch_mesh
@@ -30,7 +31,6 @@ from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
-from paceline.strategies.owned.comparison import compare_options
 from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call, parameters_in
 from paceline.units import size
 

@@ -23,16 +23,16 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.agreement.compare import Agreement
+from paceline.agreement.operands import Operands
+from paceline.agreement.updates import compare_arguments, compare_options
 from paceline.comm.group import Group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.agreement import Agreement
 from paceline.strategies.mesh import entering, lent
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.sharded_parameter import ShardedParameter
 from paceline.strategies.mesh.split_output import SplitOutput
 from paceline.strategies.mirrored import AtEnd
-from paceline.strategies.operands import Operands
-from paceline.strategies.owned.comparison import compare_arguments, compare_options
 
 SPLIT = (ShardedParameter, DTensor, SplitOutput, FusedHeads)
 

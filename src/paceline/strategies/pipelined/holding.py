@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from paceline.agreement.operands import Operands
 from paceline.comm.group import Group
-from paceline.strategies.operands import Operands
 from paceline.strategies.owned.state import own_state
 from paceline.strategies.pipelined.numbers import Number, Numbers, settled
 from paceline.strategies.pipelined.stage_tensor import StageTensor, Team, give, take_back, whole

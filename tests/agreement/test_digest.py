@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.strategies.digest import ROW, digest, parts, sketch
+from paceline.agreement.digest import ROW, digest, parts, sketch
 
 
 def of(*tensors: torch.Tensor) -> list[int]:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from paceline.agreement.digest import digest, sketch
+from paceline.agreement.report import ARGUMENTS_ADVICE, COARSE, TOLERANCE, WEIGHTS_ADVICE
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.script import tree
 from paceline.script.rows.catalogue import Rows
-from paceline.strategies.differing import ARGUMENTS_ADVICE, COARSE, TOLERANCE, WEIGHTS_ADVICE
-from paceline.strategies.digest import digest, sketch
 
 WHAT = "the comparison of updates"
 

@@ -13,9 +13,9 @@ from staged import staged
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.agreement import digest, watched
 from paceline.comm.group import Group
 from paceline.errors import PartedError
-from paceline.strategies import digest, watched
 
 
 def rows(batch: int = 6, seed: int = 0) -> torch.Tensor:

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from paceline.agreement.digest import digest, sketch
 from paceline.script import tree
 from paceline.script.rows.tensor import Rows
-from paceline.strategies.digest import digest, sketch
-from paceline.strategies.whole import held
 from paceline.torch_private import BatchOrInstanceNorm, is_dtensor
 
 FIRST = 2  # steps of a model that are all compared; after them the 4th, 16th, 64th, …
@@ -95,7 +94,7 @@ class Watched:
         return [
             (name.replace("._orig_mod", ""), part)
             for name, tensor in found
-            if (part := held(tensor)) is tensor or self.of_parts
+            if (part := getattr(tensor, "local", tensor)) is tensor or self.of_parts
         ]
 
     def look_at_buffers(self) -> None:

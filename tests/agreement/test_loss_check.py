@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from paceline.agreement.loss_check import LossCheck
 from paceline.errors import PartedError
-from paceline.strategies.loss_check import LossCheck
 
 
 @pytest.mark.parametrize("losses", [(1.0, 1.00001), (0.0, 0.0), (1e-12, 0.0), (math.nan, 1.0), (math.inf, 3.0)])

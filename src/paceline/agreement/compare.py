@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.agreement.digest import digest
+from paceline.agreement.ledger import Ledger
+from paceline.agreement.report import Differing
+from paceline.agreement.watched import Look, Watched, arguments, layout
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
 from paceline.script import chance
 from paceline.script.seams.stage import Stage
-from paceline.strategies.differing import Differing
-from paceline.strategies.digest import digest
-from paceline.strategies.ledger import Ledger
-from paceline.strategies.watched import Look, Watched, arguments, layout
 from paceline.torch_private import is_capturing, is_transformed
 
 HELD = 8  # updates without a call, after which a model is released

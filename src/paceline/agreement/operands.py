@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from paceline.agreement.digest import sketch
+from paceline.agreement.report import COARSE, TOLERANCE, WEIGHTS_ADVICE
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.script.rows.catalogue import Rows
-from paceline.strategies.differing import COARSE, TOLERANCE, WEIGHTS_ADVICE
-from paceline.strategies.digest import sketch
 
 GOLDEN = 0.6180339887498949
 LEAST = 1e-12  # numbers below it count as zero

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.strategies import ledger as ledgers
-from paceline.strategies.ledger import Ledger
+from paceline.agreement import ledger as ledgers
+from paceline.agreement.ledger import Ledger
 
 
 def add(ledger: Ledger, *numbers: int) -> None:

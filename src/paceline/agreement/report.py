@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
+from paceline.agreement.digest import digest, parts
+from paceline.agreement.ledger import Ledger, LedgerEntry, signed
 from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.script.seams.stage import Stage
-from paceline.strategies.digest import digest, parts
-from paceline.strategies.ledger import Ledger, LedgerEntry, signed
 
 if TYPE_CHECKING:
     import weakref
 
-    from paceline.strategies.watched import Argument, Look, Watched
+    from paceline.agreement.watched import Argument, Look, Watched
 
 MOST = 1e-2  # of a weight's norm: more is never rounding
 LITTLE = 1e-2  # of the model's RMS weight: the least scale to which a weight near zero is compared
