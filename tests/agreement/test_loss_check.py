@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from paceline.agreement.loss_check import LossCheck
+from paceline.agreement.updates import LossCheck
 from paceline.errors import PartedError
 
 

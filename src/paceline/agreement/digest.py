@@ -12,8 +12,11 @@ floating-point sum is involved, so nothing is lost by rounding. Nothing here wai
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +26,8 @@ ROWS = 1 << 16  # row weights; a longer stream starts over
 AT_ONCE = {"cpu": 16}  # rows per operation: what fits into a core's cache
 MOST_AT_ONCE = 1024  # rows per operation on other devices: 16 MB of words
 WORD = 4  # bytes
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9, torch.complex64: 1e-4}
+COARSE = 2e-2  # for types with fewer digits
 
 
 @torch.no_grad()
@@ -57,6 +62,40 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
         total[0] += torch.dot(sums, rows[at : at + len(sums)])
         total[1] += torch.linalg.vector_norm(block, dtype=torch.float64) ** 2
     return total
+
+
+class Described(NamedTuple):
+    """One tensor or float of a worker: what tells the others whether theirs is the same, up to rounding. The numbers
+    stay on their devices until they are `fetched`."""
+
+    name: str
+    tolerance: float  # relative; 0: must be equal
+    digest: list[Any]
+    sketch: Any  # the projection and the squared norm
+    value: float | None  # of a Python float
+
+    def fetched(self) -> Described:
+        return self._replace(digest=[int(number) for number in self.digest], sketch=[float(n) for n in self.sketch])
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self.sketch[1])
+
+    def is_like(self, other: Described) -> bool:
+        """Whether both, fetched, describe the same numbers up to rounding."""
+        gap = abs(self.sketch[0] - other.sketch[0])
+        within = math.isfinite(gap) and gap <= self.tolerance * max(self.norm, other.norm)
+        return self.digest == other.digest or bool(self.tolerance and within)
+
+
+def described(name: str, value: torch.Tensor | float) -> Described:
+    if isinstance(value, float):
+        bits = torch.tensor(struct.unpack("<q", struct.pack("<d", value))[0], device="cpu")
+        return Described(name, TOLERANCE[torch.float32], [bits], (value, value * value), value)
+    about = sketch(value)
+    if about is None:
+        return Described(name, 0.0, digest([value]), (0.0, 0.0), None)
+    return Described(name, TOLERANCE.get(value.dtype, COARSE), digest([value]), about, None)
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ differently. Such differences add up like a random walk, because the next gradie
     ‖difference‖ ≤ ε · (1 + √steps) · ‖weight‖         ε: the spacing of the type's numbers at 1
 
 A difference below that bound, and below 1 %, gets one notice. A larger one is not rounding and stops the run; so does
-an integer that differs. Arguments are compared by a projection onto random numbers, within `TOLERANCE` of their norm.
+an integer that differs. Arguments are compared by a projection onto random numbers (`digest.Described`).
 
 Every worker calls this at the same message, and all workers reach the same result.
 """
@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from paceline.agreement.digest import digest, parts
+from paceline.agreement.digest import Described, digest, parts
 from paceline.agreement.ledger import Ledger, LedgerEntry, signed
 from paceline.comm.group import Group
 from paceline.errors import PartedError
@@ -31,12 +31,10 @@ from paceline.script.seams.stage import Stage
 if TYPE_CHECKING:
     import weakref
 
-    from paceline.agreement.watched import Argument, Look, Watched
+    from paceline.agreement.watched import Look, Watched
 
 MOST = 1e-2  # of a weight's norm: more is never rounding
 LITTLE = 1e-2  # of the model's RMS weight: the least scale to which a weight near zero is compared
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9, torch.complex64: 1e-4}
-COARSE = 2e-2  # for types with fewer digits
 WEIGHTS_ADVICE = (
     "Something in the update differs from worker to worker: a learning rate, noise on gradients or new weights that "
     "depend on the time, the process or a generator without a seed. Seed it, or compute it from values that all "
@@ -50,17 +48,6 @@ SEEDS_ADVICE = (
     "A seed from the time, the process or the operating system differs on each worker. Set a fixed number, or set no "
     "seed: a run starts all workers from the same seed (--seed)."
 )
-
-
-class HeldArgument(NamedTuple):
-    """The facts about an argument that a worker sends to the others."""
-
-    name: str
-    digest: list[int]
-    projection: float
-    square: float  # of the norm
-    value: float | None  # of a Python float
-    tolerance: float  # relative; 0: must be equal
 
 
 class Differing:
@@ -170,7 +157,7 @@ class Differing:
 
     def _arguments(self, look: Look) -> None:
         told = self.group.gather_objects(
-            [look.plain, [list(_held(a)) for a in look.arguments]], "arguments that differ"
+            [look.plain, [list(argument.fetched()) for argument in look.arguments]], "arguments that differ"
         )
         name = next((w.name for w in self.models.values() if w.number in look.models), "a model")
         where = f"{name}, called at {look.line} after step {look.step}"
@@ -183,11 +170,11 @@ class Differing:
                 advice=ARGUMENTS_ADVICE,
             )
         for column in zip(*(rows for _, rows in told), strict=True):
-            first, *others = (HeldArgument(*row) for row in column)
-            if not all(_is_rounding(other, first) for other in others):
-                shown = [one.value or math.sqrt(one.square) for one in (first, *others)]
+            first, *others = (Described(*row) for row in column)
+            if not all(other.is_like(first) for other in others):
+                shown = [one.value or one.norm for one in (first, *others)]
                 what = "norm" if first.value is None else "value"
-                numbers = f" ({what}: {_by_worker(shown)})" if len(set(shown)) > 1 else ""
+                numbers = f" ({what}: {by_worker(shown)})" if len(set(shown)) > 1 else ""
                 raise PartedError(
                     f"The batches differ between the workers: {first.name} of {where}, differs{numbers}.",
                     advice=ARGUMENTS_ADVICE,
@@ -241,34 +228,15 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
 def _place(name: str, shape: torch.Size, at: int, values: Sequence[float], norms: Sequence[float]) -> str:
     index = [int(i) for i in torch.unravel_index(torch.tensor(at, device="cpu"), shape)] if len(shape) else []
     where = f"{name}{index}" if index else name
-    return f"{where} is {_by_worker(values)} (norm of {name}: {_by_worker(norms)})"
+    return f"{where} is {by_worker(values)} (norm of {name}: {by_worker(norms)})"
 
 
-def _by_worker(values: Sequence[float]) -> str:
+def by_worker(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.9g} on worker {rank}" for rank, value in enumerate(values))
 
 
 def _after(look: Look) -> str:
     return f" The last update was at {look.updated}." if look.updated else ""
-
-
-def _held(argument: Argument) -> HeldArgument:
-    digest = [int(number) for number in argument.digest]
-    if argument.value is not None:
-        value = argument.value
-        return HeldArgument(argument.name, digest, value, value * value, value, TOLERANCE[torch.float32])
-    if argument.sketch is None or argument.dtype is None:
-        return HeldArgument(argument.name, digest, 0.0, 0.0, None, 0.0)
-    projection, square = argument.sketch.tolist()
-    return HeldArgument(argument.name, digest, projection, square, None, TOLERANCE.get(argument.dtype, COARSE))
-
-
-def _is_rounding(one: HeldArgument, other: HeldArgument) -> bool:
-    """Whether both describe the same numbers up to rounding."""
-    if one.digest == other.digest:
-        return True
-    gap, size = abs(one.projection - other.projection), math.sqrt(max(one.square, other.square))
-    return bool(one.tolerance and math.isfinite(gap) and gap <= one.tolerance * size)
 
 
 def _short(text: str) -> str:

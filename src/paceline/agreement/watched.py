@@ -6,7 +6,6 @@ change (running statistics) depends on each worker's slices until it is averaged
 
 from __future__ import annotations
 
-import struct
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.agreement.digest import digest, sketch
+from paceline.agreement.digest import Described, described
 from paceline.script import tree
 from paceline.script.rows.tensor import Rows
 from paceline.torch_private import BatchOrInstanceNorm, is_dtensor
@@ -121,17 +120,6 @@ def _state(buffer: Any) -> tuple[Any, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a call: the facts kept until all workers have agreed."""
-
-    name: str
-    dtype: torch.dtype | None  # None: not a tensor
-    digest: list[torch.Tensor]
-    sketch: torch.Tensor | None  # of a tensor that may differ by rounding
-    value: float | None = None  # of a Python float
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """What was compared, and when."""
 
@@ -139,7 +127,7 @@ class Look:
     step: int  # of the script
     updated: str  # the line of the last update
     line: str  # of the call or the save
-    arguments: tuple[Argument, ...] = ()
+    arguments: tuple[Described, ...] = ()
     plain: str = ""  # the structure and the plain values of the arguments
 
 
@@ -148,22 +136,21 @@ def layout(weights: list[tuple[str, torch.Tensor]]) -> int:
     return zlib.crc32(repr([(_shape(tensor), tensor.dtype) for _, tensor in weights]).encode())
 
 
-def arguments(given: Any) -> tuple[list[Argument], str]:
+def arguments(given: Any) -> tuple[list[Described], str]:
     """The tensors and floats among a call's arguments, and a text for the structure and all other plain values."""
     args, kwargs = given
     leaves = tree.leaves(given)
     names = [*(path for i, a in enumerate(args) for path in tree.paths(a, f"argument {i}")), *_names(kwargs)]
-    found: list[Argument] = []
+    found: list[Described] = []
     rest: list[Any] = []
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, Rows):  # own rows, which differ between the workers
             rest.append((name, tuple(leaf.shape), leaf.dtype))
         elif isinstance(leaf, torch.Tensor):
-            found.append(Argument(name, leaf.dtype, digest([leaf]), sketch(leaf)))
+            found.append(described(name, leaf))
             rest.append((name, _shape(leaf), leaf.dtype))
         elif isinstance(leaf, float):
-            bits = struct.unpack("<q", struct.pack("<d", leaf))[0]
-            found.append(Argument(name, None, [torch.tensor(bits, device="cpu")], None, leaf))
+            found.append(described(name, leaf))
         elif isinstance(leaf, PLAIN):
             rest.append((name, leaf))
     return found, repr(rest)

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.agreement.compare import Agreement
-from paceline.agreement.loss_check import LossCheck, is_number
+from paceline.agreement.updates import LossCheck, is_number
 from paceline.comm.bucket import BucketTail
 from paceline.comm.bucket_tuning import BucketTuner
 from paceline.comm.buckets import Buckets, Watcher

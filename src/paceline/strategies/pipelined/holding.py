@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paceline.agreement.operands import Operands
+from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
 from paceline.strategies.owned.state import own_state
 from paceline.strategies.pipelined.numbers import Number, Numbers, settled

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.agreement.operands import Operands
+from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
 from paceline.script.patches import all_of, patch
 from paceline.script.slicing import crossings
