@@ -103,12 +103,13 @@ class ParameterServer(BaseStrategy):
             )
         self.rank, self.world = settings.rank, settings.world
         stage.pulse.notice(self._first_line())
-        met = self._meet(settings, LinkStore(link).within("paceline/servers"))
+        self._store = LinkStore(link).within("paceline/servers")
+        met = self._meet(settings, self._store)
         self.client = Client(
             met.addresses, met.access, rank=settings.rank, notice=stage.pulse.notice, waiting=self._waiting
         )
         self._stream = OwnStream(stage.run.seed, settings.rank)
-        self._dealing = Dealing(stage, self.client, rank=self.rank, world=self.world, deal=self.deal)
+        self._dealing = Dealing(stage, self._store, rank=self.rank, world=self.world, deal=self.deal)
         self._dealing.at_end = self._skip_missing
         stage.subscribe(self)
 
@@ -174,7 +175,7 @@ class ParameterServer(BaseStrategy):
 
     def before_forward(self, module: nn.Module) -> None:
         learns = torch.is_grad_enabled() and module.training
-        if self.rank and self.deal == "free" and self.client is not None and self.client.has_ended:
+        if self.rank and self.deal == "free" and self.client is not None and self._store.check(["over"]):
             raise EnoughSteps  # rank 0 has ended: nobody would see what this worker still learns
         for exchange in self._exchanges.values():
             exchange.wait()
@@ -210,7 +211,7 @@ class ParameterServer(BaseStrategy):
     def on_enough(self) -> None:
         if self.client is not None:
             if self.rank == 0 and self.deal == "free":
-                self.client.end_run()
+                self._store.set("over", b"")
             self.client.close()
             self.client = None
 

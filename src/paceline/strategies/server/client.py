@@ -95,25 +95,6 @@ class Client:
                 self._look_after(asked)
         return asked
 
-    def once(self, key: str, value: bytes) -> bytes:
-        """The value of a key: this one, if no worker has set another before."""
-        asked = self.ask_all({0: lambda number: (say.Once(number, self.worker, key, value), None)}, f"the key {key}")
-        return told(asked[0])
-
-    def ticket(self, key: str) -> int:
-        """A number that no other worker gets, from 0."""
-        asked = self.ask_all({0: lambda number: (say.Ticket(number, self.worker, key), None)}, f"a ticket for {key}")
-        return told(asked[0])
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether rank 0 has ended the run."""
-        return self._heart.over
-
-    def end_run(self) -> None:
-        """Lets the other workers end, too. They learn of it by their next heartbeat."""
-        self.ask_all({0: lambda number: (say.Over(number, self.worker), None)}, "the end of the run")
-
     def close(self) -> None:
         """Says good-bye; waits 2 s at most."""
         if self._over or os.getpid() != self._process:

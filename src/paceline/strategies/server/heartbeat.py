@@ -26,7 +26,6 @@ class Heartbeat:
         self._hello, self._notice = hello, notice
         self.heard = [time.monotonic()] * len(addresses)
         self.starts = [0] * len(addresses)
-        self.over = False  # rank 0 has ended
         self._told: set[str] = set()
         self._connect = lambda: [connect(context, address, access) for address in addresses]
         self._beats = [say.encode(say.Beat(0, hello.worker))]
@@ -58,7 +57,6 @@ class Heartbeat:
                 self.heard[server] = time.monotonic()
                 if isinstance(answer, say.Pong):
                     self.starts[server] = answer.start
-                    self.over = self.over or answer.over
                 elif isinstance(answer, say.Welcome):
                     self.starts[server] = answer.start
                     self.tell(answer.notices)

@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,24 +41,6 @@ COUNTER = struct.Struct("<QQ")  # updates made, starts: in memory that outlives 
 TICK = 0.25  # seconds
 
 
-@dataclass
-class Kept:
-    """What workers keep at a server besides parameters."""
-
-    store: dict[str, bytes] = field(default_factory=dict)
-    tickets: dict[str, int] = field(default_factory=dict)
-    given: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last request and ticket
-
-    def ticket(self, ask: say.Ticket) -> int:
-        """The next ticket; the same one if the worker asks again."""
-        request, ticket = self.given.get(ask.worker, (-1, -1))
-        if request != ask.request:
-            ticket = self.tickets.get(ask.key, 0)
-            self.tickets[ask.key] = ticket + 1
-            self.given[ask.worker] = ask.request, ticket
-        return ticket
-
-
 class Server:
     """Server number `number`. `counter` is memory that outlives the process, where it counts its updates."""
 
@@ -69,10 +50,9 @@ class Server:
         self.spaces: dict[int, Space] = {}
         self.updates = 0
         self.lost = 0
-        self._is_over = False  # rank 0 has ended
         self.staleness: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
-        self._kept, self._notices = Kept(), list[str]()
+        self._notices = list[str]()
         self._path = Path(config.folder) / f"server{number}.shard"
         self._writer: tuple[int, int] | None = None  # the process that writes the shard, and the updates in it
         self._written, self._next_write = -1, time.monotonic() + config.write_every
@@ -183,16 +163,9 @@ class Server:
         if not self.members.hear(ask.worker):
             self._send(peer, say.Unknown(ask.request))
         elif isinstance(ask, say.Beat):
-            self._send(peer, say.Pong(ask.request, self.starts, self._is_over))
+            self._send(peer, say.Pong(ask.request, self.starts))
         elif isinstance(ask, say.Open):
             self._open(peer, ask, numbers)
-        elif isinstance(ask, say.Once):
-            self._send(peer, say.Told(ask.request, self._kept.store.setdefault(ask.key, ask.value)))
-        elif isinstance(ask, say.Ticket):
-            self._send(peer, say.Told(ask.request, self._kept.ticket(ask)))
-        elif isinstance(ask, say.Over):
-            self._is_over = True
-            self._send(peer, say.Told(ask.request, None))
         elif isinstance(ask, say.Bye):
             self.members.drop(ask.worker, "")
             if not self.members:
@@ -309,7 +282,6 @@ class Server:
         if self._path.exists():
             contents, shards = shard_file.read(self._path)
             self.updates, self.staleness = contents.updates, Counter(contents.staleness)
-            self._kept = Kept(dict(contents.store), dict(contents.tickets))
             known = {worker for entry in contents.spaces for worker in entry.clocks}
             self.members.expect(known, time.monotonic() + self.config.rejoin)
             for entry, shard in zip(contents.spaces, shards, strict=True):
@@ -336,10 +308,7 @@ class Server:
         draft = shard_file.Draft()
         for number, space in self.spaces.items():
             draft.add(number, space.shard, space.applied, space.pace.clocks)
-        contents = shard_file.Contents(
-            *(self.number, self.updates, dict(self.staleness), tuple(draft.spaces)),
-            *(self._kept.store, self._kept.tickets),
-        )
+        contents = shard_file.Contents(self.number, self.updates, dict(self.staleness), tuple(draft.spaces))
         if here:
             self._reap_writer(wait=True)
             draft.write(self._path, contents)
