@@ -63,12 +63,13 @@ class Store:
     """What `Members` uses of a worker's store, over the agent's way to the controller's."""
 
     def __init__(self, passed_on: PassedOn, over: threading.Event) -> None:
-        self._passed_on, self._over, self.link = passed_on, over, self
+        self._passed_on, self._over, self.link, self.asked = passed_on, over, self, 0
         self.while_waiting: Callable[[], None] | None = None
 
     def ask(self, ask: say.Ask) -> tuple[Any, list[int]]:
         if self._over.is_set():
             raise Given
+        self.asked += 1
         return self._passed_on.do(ask, [])
 
     def get(self, key: str) -> bytes:
@@ -112,7 +113,7 @@ class Host:
                 worker = {"rank": message.first, "host": "", "pid": os.getpid(), "cores": [], "threads": 1}
                 self.line.send(wire.Forked((os.getpid(),), (worker,)))
                 self._world, self.begun = message.run.workers, True
-            elif isinstance(message, wire.End | wire.Signal) and self.begun and not self.ended:
+            elif isinstance(message, wire.End | messages.Signal) and self.begun and not self.ended:
                 self.finish()
         if self.begun and not self.ended and time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + BEAT
@@ -121,12 +122,12 @@ class Host:
     def finish(self) -> None:
         self.ended = True
         self.line.send(wire.Said(self.number, msgspec.structs.replace(IDLE, waiting="", last=True)))
-        self.line.send(wire.Ended(self.number, 0))
-        self.line.send(wire.Swept())
+        self.line.send(messages.Ended(self.number, 0))
+        self.line.send(messages.Swept())
 
     def regroup(self, left: int) -> None:
         """What a worker does when it waits for peers that are lost, until its group has `left` members."""
-        passed_on = PassedOn(self._boot, self.line.address)
+        passed_on = PassedOn(self.line)
         store = Store(passed_on, self._over)
         members = Members(store, self.number, self._world)  # type: ignore[arg-type]
 
@@ -147,8 +148,8 @@ class Host:
                 members.settle(1)
                 members.form(connect)
         finally:
-            self.asked = passed_on._asked
-            passed_on.stop()
+            self.asked = store.asked
+            self.line.stop_asking()
             passed_on.close()
 
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
+from paceline.launch import messages
 from paceline.launch.cluster import line as cluster_line
 from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import Listeners, connect_all, interfaces
@@ -272,7 +273,7 @@ def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_p
     (away / "scratch" / "file").write_text("left behind")
     for grown in (*homing.everything(), wire.Grown("../outside", b"x"), wire.Grown("run.json", b"x")):
         line.send(grown)
-    line.send(wire.Swept())
+    line.send(messages.Swept())
     host.begin, host.swept = None, False
     while not host.swept:
         list(host.take({}))

@@ -100,7 +100,7 @@ class Agent:
         elif isinstance(message, wire.Begin):
             self._close_listeners()
             self._begin(message, stack)
-        elif isinstance(message, wire.Signal):
+        elif isinstance(message, messages.Signal):
             if self._host is not None and not self._host.swept:
                 self._host.signal(message.number)
         elif isinstance(message, wire.Where):
@@ -183,19 +183,17 @@ class Agent:
         for happened in host.take(ready):
             if isinstance(happened, tuple):
                 self._line.send(wire.Said(*happened))
-            elif isinstance(happened, Output):
-                self._line.send(wire.Out(happened.rank, happened.stream, happened.data))
+            elif isinstance(happened, Output | messages.Ended):
+                self._line.send(happened)
             elif isinstance(happened, messages.Forked):
                 self._line.pids = happened.pids
                 told = [describe_worker(order, pid) for order, pid in zip(self._orders, happened.pids, strict=True)]
                 self._line.send(wire.Forked(tuple(happened.pids), tuple(msgspec.to_builtins(told))))
-            elif isinstance(happened, messages.Ended):
-                self._line.send(wire.Ended(happened.rank, happened.code))
         if host.is_over() and self._homing is not None:
             for grown in self._homing.everything():
                 self._line.send(grown)
             self._homing = None
-            self._line.send(wire.Swept())
+            self._line.send(messages.Swept())
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()

@@ -6,11 +6,12 @@ is sent again (`wire.channel.Sequence`).
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from paceline.launch import messages
+from paceline.launch.events import Output
 from paceline.settings import RunSettings
 from paceline.wire import store
 from paceline.wire.channel import Access
@@ -87,28 +88,11 @@ class Said(msgspec.Struct, tag=True, frozen=True):
     message: messages.FromWorkers
 
 
-class Out(msgspec.Struct, tag=True, frozen=True):
-    """Output of rank 0; in an elastic run, of any worker."""
-
-    rank: int
-    stream: Literal["stdout", "stderr"]
-    data: bytes
-
-
-class Ended(msgspec.Struct, tag=True, frozen=True):
-    rank: int
-    code: int
-
-
 class Grown(msgspec.Struct, tag=True, frozen=True):
     """New bytes at the end of a file of the record."""
 
     name: str
     data: bytes
-
-
-class Swept(msgspec.Struct, tag=True, frozen=True):
-    """No process of the run is left on the host, and its part of the record has been sent."""
 
 
 class Trouble(msgspec.Struct, tag=True, frozen=True):
@@ -136,9 +120,11 @@ class Asked(msgspec.Struct, tag=True, frozen=True):
     ask: store.Ask
 
 
+# What the launcher hears of its own zygote and pipes is passed on as it is. `Swept`: the host's part of the record has
+# been sent, too.
 FromAgent = (
-    Asked | Hello | Listening | Reached | Ready | Forked | Said | Out | Ended | Grown | Swept | Trouble | States
-    | Warned
+    Asked | Hello | Listening | Reached | Ready | Forked | Said | Output | messages.Ended | Grown | messages.Swept
+    | Trouble | States | Warned
 )  # fmt: skip
 
 
@@ -181,10 +167,6 @@ class Begin(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     terminal: tuple[tuple[int, int, int], ...] = ()
 
 
-class Signal(msgspec.Struct, tag=True, frozen=True):
-    number: int
-
-
 class Where(msgspec.Struct, tag=True, frozen=True):
     """Ask a worker for its stack."""
 
@@ -209,7 +191,7 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     told: store.Told
 
 
-ToAgent = Listen | Connect | Begin | Signal | Where | Alive | Suspended | End | Answered
+ToAgent = Listen | Connect | Begin | messages.Signal | Where | Alive | Suspended | End | Answered
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -180,16 +180,14 @@ class RemoteHost:
                 yield messages.Forked(list(message.pids))
             elif isinstance(message, wire.Said) and message.rank in self.ranks:
                 yield message.rank, message.message
-            elif isinstance(message, wire.Out) and message.rank in self.ranks:
-                yield Output(message.rank, message.stream, message.data)
-            elif isinstance(message, wire.Ended) and message.rank in self.ranks:
-                yield messages.Ended(message.rank, message.code)
+            elif isinstance(message, Output | messages.Ended) and message.rank in self.ranks:
+                yield message
             elif isinstance(message, wire.Grown):
                 self._bring(message)
-            elif isinstance(message, wire.Swept):
+            elif isinstance(message, messages.Swept):
                 self.swept = True
                 self.say(wire.End())
-                yield messages.Swept()
+                yield message
             elif isinstance(message, wire.Trouble):
                 self.swept = True
                 raise LaunchError(f"On {self.name}: {message.message}", advice=message.advice)
@@ -207,7 +205,7 @@ class RemoteHost:
         self.say(self.begin)
 
     def signal(self, number: int) -> None:
-        self.say(wire.Signal(number))
+        self.say(messages.Signal(number))
 
     def ask_where(self, rank: int) -> bool:
         self.say(wire.Where(rank))
