@@ -127,7 +127,7 @@ class Host:
 
     def regroup(self, left: int) -> None:
         """What a worker does when it waits for peers that are lost, until its group has `left` members."""
-        passed_on = PassedOn(self.line)
+        passed_on = PassedOn(self._boot, self.line.address)
         store = Store(passed_on, self._over)
         members = Members(store, self.number, self._world)  # type: ignore[arg-type]
 
@@ -149,7 +149,7 @@ class Host:
                 members.form(connect)
         finally:
             self.asked = store.asked
-            self.line.stop_asking()
+            passed_on.stop()
             passed_on.close()
 
 

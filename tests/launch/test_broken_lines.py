@@ -69,8 +69,7 @@ def test_messages_arrive_once_and_in_order(agents: Agents, tmp_path: Path, back:
 @pytest.mark.parametrize("back", [False, True])
 def test_a_request_to_the_store_is_done_once(agents: Agents, back: bool) -> None:
     relay = Relay(agents.port)
-    line = Line(msgspec.structs.replace(boot_of(agents), port=relay.port))
-    passed_on = PassedOn(line)
+    passed_on = PassedOn(msgspec.structs.replace(boot_of(agents), port=relay.port), "127.0.0.1")
 
     def ask() -> list[object]:
         found = []
@@ -84,7 +83,7 @@ def test_a_request_to_the_store_is_done_once(agents: Agents, back: bool) -> None
         with ThreadPoolExecutor(1) as threads:
             assert threads.submit(ask).result(60) == list(range(1, MANY + 1))
     finally:
-        line.close()
+        passed_on.close()
         relay.close()
     assert relay.broken == len(BREAKS)
 

@@ -224,8 +224,7 @@ def test_an_agent_that_ends_is_a_lost_host(agents: Agents, tmp_path: Path) -> No
 
 def test_values_go_to_the_controller_and_descriptors_stay_on_the_host() -> None:
     agents = Agents(2)
-    lines = [Line(boot_of(agents, number=number)) for number in range(2)]
-    one, two = map(PassedOn, lines)
+    one, two = (PassedOn(boot_of(agents, number=number), "127.0.0.1") for number in range(2))
     try:
         assert one.do(say.Set("key", b"value"), []) == (None, [])
         assert two.do(say.Get("key"), []) == (b"value", [])
@@ -237,24 +236,23 @@ def test_values_go_to_the_controller_and_descriptors_stay_on_the_host() -> None:
         assert two.do(say.Has(["key", "count"]), []) == (1, [])
         os.close(reads)
     finally:
-        for each in (one, two, *lines, agents):
+        for each in (one, two, agents):
             each.close()
 
 
 def test_a_request_that_the_controller_cannot_answer_is_refused(agents: Agents) -> None:
-    line = Line(boot_of(agents))
-    passed_on = PassedOn(line)
+    passed_on = PassedOn(boot_of(agents), "127.0.0.1")
     try:
         passed_on.do(say.Set("name", b"text"), [])
         with pytest.raises(ValueError, match="1 cannot be added to the key 'name'"):
             passed_on.do(say.Add("name", 1), [])
         assert passed_on.do(say.Get("name"), []) == (b"text", [])
-        line.stop_asking()
+        passed_on.stop()
         for _ in range(2):  # workers that ask when the run is over
             with pytest.raises(EOFError):
                 passed_on.do(say.Get("name"), [])
     finally:
-        line.close()
+        passed_on.close()
 
 
 def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_path: Path) -> None:

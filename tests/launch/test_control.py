@@ -105,7 +105,7 @@ def test_a_stranger_is_not_heard(channel: ControlChannel, settings: WorkerSettin
         plain.setsockopt(zmq.LINGER, 0)
         plain.connect(channel.address)
         said = msgspec.json.encode(messages.FromWorker(1, messages.Said("plain text")))
-        plain.send_multipart([channel.token.encode(), said])
+        plain.send(channel.token.encode() + said)
         channel.socket.poll(300)
         assert list(channel.receive()) == []
 

@@ -79,7 +79,8 @@ class Listener:
     def __init__(self, keys: Keys, address: str = "", port: int = 0, *, expected: int = 1, path: str = "") -> None:
         """Listens at a TCP port of this address (0: any port), at the path of a Unix socket, or at both. `expected`:
         how many peers may connect to the port at once. OSError or ZMQError if nobody can listen there."""
-        self.access, self.refused = keys.access, 0  # `refused`: messages without the token
+        self.access, self._token = keys.access, keys.token.encode()
+        self.refused = 0  # messages without the token
         self._context = zmq.Context()
         self.socket: Any = self._context.socket(zmq.ROUTER)
         self._door: Door | None = None
@@ -103,11 +104,13 @@ class Listener:
         """How many connections to the port came from processes without the key."""
         return 0 if self._door is None else self._door.strangers
 
-    def receive(self) -> Iterator[tuple[bytes, list[memoryview]]]:
+    def receive(self, *, copy: bool = True) -> Iterator[tuple[bytes, list[memoryview]]]:
         """The messages that have arrived with the token, each with its peer; never waits."""
-        while (frames := _received(self.socket)) is not None:
-            if len(frames) > 2 and hmac.compare_digest(frames[1], self.access.token.encode()):
-                yield bytes(frames[0]), frames[2:]
+        size = len(self._token)
+        while (frames := _received(self.socket, copy)) is not None:
+            peer, first, *rest = frames
+            if hmac.compare_digest(first[:size], self._token):
+                yield bytes(peer), [first[size:], *rest]
             else:
                 self.refused += 1
 
@@ -162,12 +165,15 @@ class Connection:
 
     def send(self, frames: Iterable[Any], *, copy: bool = True) -> None:
         """Sends a message, as soon as there is a connection; with the option IMMEDIATE, only if there is one."""
-        with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart([self._token, *frames], zmq.NOBLOCK, copy=copy)
+        first, *rest = frames
+        try:  # in the first frame: another one would have to be encrypted by itself
+            self.socket.send_multipart([self._token + bytes(first), *rest], zmq.NOBLOCK, copy=copy)
+        except zmq.Again:
+            pass
 
-    def receive(self) -> Iterator[list[memoryview]]:
+    def receive(self, *, copy: bool = True) -> Iterator[list[memoryview]]:
         """The messages that have arrived; never waits."""
-        while (frames := _received(self.socket)) is not None:
+        while (frames := _received(self.socket, copy)) is not None:
             yield frames
 
     def events(self) -> Iterator[int]:
@@ -198,11 +204,13 @@ def _limit(socket: Any, *without: int) -> None:
         socket.setsockopt(option, 0)
 
 
-def _received(socket: Any) -> list[memoryview] | None:
+def _received(socket: Any, copy: bool) -> list[memoryview] | None:
+    """Small frames are taken faster with a copy."""
     try:
-        return [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+        frames = socket.recv_multipart(zmq.NOBLOCK, copy=copy)
     except zmq.Again:
         return None
+    return [memoryview(frame) if copy else frame.buffer for frame in frames]
 
 
 class Sequence(Generic[Message]):
@@ -311,7 +319,9 @@ class Loop(Generic[Message]):
             if (now := time.monotonic()) >= beat_at:
                 beat_at = now + BEAT
                 self._beat()
-            poller.poll(int(1000 * max(0.0, beat_at - time.monotonic())))
-            self._bell.clear()
+            # Longer than until the next beat: agents beat when they hear the controller's beat, which then hears all of
+            # them at once, and need not turn for each.
+            if self._bell.fileno() in dict(poller.poll(int(1000 * BEAT))):
+                self._bell.clear()
             self._turn()
         self._end()

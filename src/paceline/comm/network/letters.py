@@ -111,7 +111,7 @@ class Letters:
                 connection.send(letter, copy=False)
 
     def _take(self) -> None:
-        for _, (head, call, *data) in self._listener.receive():
+        for _, (head, call, *data) in self._listener.receive(copy=False):
             number, phase, sender = _HEAD.unpack(head)
             if (number, phase) <= self._over:
                 continue  # it has come before

@@ -116,8 +116,9 @@ class Agent:
         self._homing = Homing(record)
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
-        links = stack.enter_context(LinkServer(begin.workers, PassedOn(self._line)))
-        stack.callback(self._line.stop_asking)
+        passed_on = PassedOn(self._boot, self._line.address)
+        links = stack.enter_context(LinkServer(begin.workers, passed_on))
+        stack.callback(passed_on.stop)
         ranks = range(begin.first, begin.first + begin.workers)
         speakers = [rank for rank in ranks if rank == 0 or begin.run.elastic is not None]
         pipes: dict[int, tuple[int, Literal["stdout", "stderr"]]] = {}

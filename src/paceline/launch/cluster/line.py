@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -28,19 +28,16 @@ class NoController(Exception):
 
 class Line:
     """The agent's side. The controller hears this host whatever the agent's main thread waits for, which alone uses the
-    methods, except `ask`."""
+    methods."""
 
     def __init__(self, boot: wire.Boot) -> None:
         """Raises NoController if no address of the controller answers."""
         self._number = boot.number
         self.address = _reachable(boot)
         self.pids: Sequence[int] = ()  # of the workers: heartbeats tell their states
-        self._connection = Connection(
-            f"tcp://{self.address}:{boot.port}", *boot.access, events=zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
+        self._connection = connect(boot, self.address)
         self.bell = Bell()  # rings when a message has come
         self._came: deque[wire.ToAgent] = deque()
-        self._answers: queue.SimpleQueue[store.Told | None] = queue.SimpleQueue()
         self._begun = self._suspended = False
         self._heard = self._looked = self._turned = time.monotonic()
         self._messages: channel.Sequence[wire.FromAgent] = channel.Sequence()
@@ -69,18 +66,6 @@ class Line:
         self.bell.clear()
         return [self._came.popleft() for _ in range(len(self._came))]
 
-    def ask(self, ask: store.Ask) -> store.Told:
-        """What the store of the run answers. One thread calls it; EOFError after `stop_asking`."""
-        self._loop.post(wire.Asked(ask))
-        told = self._answers.get()
-        if told is None:
-            self.stop_asking()
-            raise EOFError
-        return told
-
-    def stop_asking(self) -> None:
-        self._answers.put(None)
-
     def close(self) -> None:
         """Sends what is left; waits 5 s at most."""
         self._loop.close()
@@ -96,12 +81,8 @@ class Line:
         for frames in self._connection.receive():
             order = self._decoder.decode(joined(frames))
             self._heard = time.monotonic()
-            if not self._messages.accepts(order.place, order.heard):
-                continue
-            self._suspended = isinstance(order.message, wire.Suspended)
-            if isinstance(order.message, wire.Answered):
-                self._answers.put(order.message.told)
-            else:
+            if self._messages.accepts(order.place, order.heard):
+                self._suspended = isinstance(order.message, wire.Suspended)
                 self._came.append(order.message)
                 self.bell.ring()
         self._looked = time.monotonic()
@@ -122,8 +103,11 @@ class PassedOn:
     """Answers the requests of this host's workers: keeps their descriptors, which cannot leave the host, and asks the
     controller for everything else. Called from one thread, that of the link server."""
 
-    def __init__(self, line: Line) -> None:
-        self._line, self._here = line, store.Values()
+    def __init__(self, boot: wire.Boot, address: str) -> None:
+        self._number, self._asked, self._here = boot.number, 0, store.Values()
+        self._connection = connect(boot, address)
+        self._decoder = msgspec.msgpack.Decoder(wire.StoreTold)
+        self._over = threading.Event()
 
     def do(self, ask: store.Ask, came: list[int]) -> tuple[store.Value, list[int]]:
         if isinstance(ask, store.Set) and came:
@@ -134,13 +118,33 @@ class PassedOn:
                 return value, descriptors
         if isinstance(ask, store.Delete) and self._here.do(ask, [])[0]:
             return 1, []
-        told = self._line.ask(ask)
-        if told.problem:
-            raise ValueError(told.problem)
-        return told.value, []
+        self._asked += 1
+        question = frames_of(msgspec.msgpack.encode(wire.StoreAsk(self._number, self._asked, ask)))
+        self._connection.send(question)
+        while not self._over.is_set():
+            self._connection.socket.poll(200)
+            for frames in self._connection.receive():
+                answer = self._decoder.decode(joined(frames))
+                if answer.place == self._asked:
+                    if answer.told.problem:
+                        raise ValueError(answer.told.problem)
+                    return answer.told.value, []
+            if self._connection.was_renewed():
+                self._connection.send(question)
+        raise EOFError
+
+    def stop(self) -> None:
+        """From now on a request that waits for the controller fails."""
+        self._over.set()
 
     def close(self) -> None:
+        self._connection.close()
         self._here.close()
+
+
+def connect(boot: wire.Boot, address: str) -> Connection:
+    place = f"tcp://{address}:{boot.port}"
+    return Connection(place, *boot.access, events=zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
 def _reachable(boot: wire.Boot) -> str:

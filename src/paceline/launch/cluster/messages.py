@@ -114,27 +114,37 @@ class Warned(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-class Asked(msgspec.Struct, tag=True, frozen=True):
-    """A worker's request to the store of the run, passed on. An agent has one request at a time."""
-
-    ask: store.Ask
-
-
 # What the launcher hears of its own zygote and pipes is passed on as it is. `Swept`: the host's part of the record has
 # been sent, too.
 FromAgent = (
-    Asked | Hello | Listening | Reached | Ready | Forked | Said | Output | messages.Ended | Grown | messages.Swept
+    Hello | Listening | Reached | Ready | Forked | Said | Output | messages.Ended | Grown | messages.Swept
     | Trouble | States | Warned
 )  # fmt: skip
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, tag=True, frozen=True):
     """Around every message from an agent."""
 
     number: int  # of the host
     message: FromAgent
     place: int  # of this message among those of the agent
     heard: int  # of the controller's last message that came
+
+
+class StoreAsk(msgspec.Struct, tag=True, frozen=True):
+    """A worker's request to the store of the run, passed on over a connection of its own: it waits for no thread. One
+    that comes twice is answered twice and done once."""
+
+    number: int  # of the host
+    place: int  # of this request among those of the agent
+    ask: store.Ask
+
+
+class StoreTold(msgspec.Struct, frozen=True):
+    """The answer."""
+
+    place: int
+    told: store.Told
 
 
 # --- controller → agent
@@ -185,13 +195,7 @@ class End(msgspec.Struct, tag=True, frozen=True):
     """The run is over: end yourself."""
 
 
-class Answered(msgspec.Struct, tag=True, frozen=True):
-    """The answer of the store of the run."""
-
-    told: store.Told
-
-
-ToAgent = Listen | Connect | Begin | messages.Signal | Where | Alive | Suspended | End | Answered
+ToAgent = Listen | Connect | Begin | messages.Signal | Where | Alive | Suspended | End
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -29,12 +29,12 @@ AWAY = 3.0  # seconds between two looks for messages: this process was stopped m
 
 
 class Agents:
-    """The controller's side of the lines to a run's agents, with the store of the run, which workers ask through them.
+    """The controller's side of the lines to a run's agents, and the store of the run, which workers ask through them.
     Agents hear this process whatever the loop that watches the run waits for."""
 
     def __init__(self, count: int) -> None:
-        # An agent first looks whether it reaches the port.
-        self._listener = Listener(Keys.make(), "0.0.0.0", expected=2 * count)
+        # An agent first looks whether it reaches the port, and has two connections.
+        self._listener = Listener(Keys.make(), "0.0.0.0", expected=3 * count)
         self.port, self.access = self._listener.port, self._listener.access
         self.bell = Bell()  # rings when a message has come
         self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
@@ -45,7 +45,8 @@ class Agents:
         self._looked = time.monotonic()  # when the thread last looked for messages
         self._heard = [self._looked] * count  # when each agent was last heard
         self._values, self._lock = store.Values(), threading.Lock()
-        self._decoder = msgspec.msgpack.Decoder(wire.Envelope)
+        self._answered: dict[int, tuple[int, list[Any]]] = {}  # the last request of each agent, and its answer
+        self._decoder = msgspec.msgpack.Decoder(wire.Envelope | wire.StoreAsk)
         self._loop = Loop[tuple[int, wire.ToAgent]](
             "line to the agents",
             lambda: (self._listener.socket,),
@@ -111,7 +112,11 @@ class Agents:
             self._heard = [heard + away for heard in self._heard]
         for peer, frames in self._listener.receive():
             with contextlib.suppress(msgspec.DecodeError):
-                self._take(peer, self._decoder.decode(joined(frames)))
+                told = self._decoder.decode(joined(frames))
+                if isinstance(told, wire.StoreAsk):
+                    self._answer(peer, told)
+                else:
+                    self._take(peer, told)
         self._looked = time.monotonic()
 
     def _take(self, peer: bytes, envelope: wire.Envelope) -> None:
@@ -122,20 +127,22 @@ class Agents:
         sequence, known = self._sequences[number], self._peers.get(number, peer)
         self._peers[number] = peer
         if sequence.accepts(envelope.place, envelope.heard):
-            if isinstance(message, wire.Asked):
-                self._send_new(number, wire.Answered(self._answer(message.ask)))
-            else:
-                self._came.append((number, message))
+            self._came.append((number, message))
+            if not isinstance(message, wire.States):  # a heartbeat can wait for the loop's next turn
                 self.bell.ring()
         for place, order in sequence.unheard() if known != peer else ():  # over a new connection
             self._send(number, order, place)
 
-    def _answer(self, ask: store.Ask) -> store.Told:
-        try:
-            with self._lock:
-                return store.Told(self._values.do(ask, [])[0])
-        except Exception as error:  # of this request
-            return store.refusal(error)
+    def _answer(self, peer: bytes, asked: wire.StoreAsk) -> None:
+        if asked.place != self._answered.get(asked.number, (0, []))[0]:
+            try:
+                with self._lock:
+                    told = store.Told(self._values.do(asked.ask, [])[0])
+            except Exception as error:  # of this request
+                told = store.refusal(error)
+            answer = frames_of(msgspec.msgpack.encode(wire.StoreTold(asked.place, told)))
+            self._answered[asked.number] = asked.place, answer
+        self._listener.send(peer, self._answered[asked.number][1])
 
     def _send_new(self, number: int, message: wire.ToAgent) -> None:
         if number in self._peers:

@@ -122,7 +122,7 @@ class Client:
     def _receive(self, asked: dict[int, Pending]) -> None:
         self._poller.poll(LOOK)
         for server, connection in enumerate(self._connections):
-            for frames in connection.receive():
+            for frames in connection.receive(copy=False):
                 self._take(server, asked.get(server), frames)
 
     def _take(self, server: int, pending: Pending | None, frames: list[memoryview]) -> None:

@@ -135,7 +135,7 @@ class Server:
 
     def _receive(self) -> None:
         """Handles every message that has arrived, but looks at other sources now and then."""
-        for peer, frames in islice(self._listener.receive(), 64):
+        for peer, frames in islice(self._listener.receive(copy=False), 64):
             self._handle(peer, frames)
 
     def _handle(self, peer: bytes, frames: list[memoryview]) -> None:
