@@ -36,7 +36,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.called_off import Regrouping
+from paceline.comm.ending import Regrouping
 from paceline.comm.members import Members
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch import messages

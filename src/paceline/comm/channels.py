@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from paceline.comm.called_off import CalledOff
+from paceline.comm.ending import CalledOff
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum

@@ -21,12 +21,10 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm import plain
-from paceline.comm.called_off import CalledOff, Regrouping
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel, Pending
-from paceline.comm.ending import Ending
+from paceline.comm.ending import CalledOff, Ending, Regrouping, from_backend, says_lost
 from paceline.comm.gpus import GpuChannel, over_nccl
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
-from paceline.comm.lost import from_backend, says_lost
 from paceline.comm.members import Members, again, lost_at
 from paceline.comm.memory.flats import as_bytes, copy_back, summable
 from paceline.comm.memory.mailbox import Mailbox

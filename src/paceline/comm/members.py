@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from paceline.comm.called_off import Regrouping
+from paceline.comm.ending import Regrouping
 from paceline.errors import PeerLostError
 from paceline.wire import store as say
 from paceline.wire.link import LinkSocket, LinkStore

@@ -19,9 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.agreement.compare import Agreement
 from paceline.agreement.updates import LossCheck, is_number
-from paceline.comm.bucket import BucketTail
 from paceline.comm.bucket_tuning import BucketTuner
-from paceline.comm.buckets import Buckets, Watcher
+from paceline.comm.buckets import Buckets, BucketTail, Watcher
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.group import Group
 from paceline.comm.sparse import sparse

@@ -19,8 +19,7 @@ from paceline.comm.memory.flats import as_bytes
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.together import Together
 from paceline.strategies.mirrored import Mirrored
-from paceline.strategies.owned.owners import Owners
-from paceline.strategies.owned.state import AT_ONCE, divide, size_of, whole_parameters_of
+from paceline.strategies.owned_state import AT_ONCE, Owners, divide, size_of, whole_parameters_of
 from paceline.units import size
 
 ONE_BY_ONE = ("torch.optim.", "paceline.converge.optimizers.")  # modules whose optimizers treat parameters one by one

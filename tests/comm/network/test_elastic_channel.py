@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from paceline import settings
-from paceline.comm.called_off import CalledOff
+from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
 from paceline.comm.network.elastic_channel import SMALL, ElasticChannel
 from paceline.comm.network.letters import Letters

@@ -1,13 +1,20 @@
-"""Creates Gloo process groups, with the settings that all rooms share."""
+"""Creates Gloo process groups, with the settings that all rooms share.
+
+Gloo accepts any process that connects to its port as a worker. So after connecting, the accounts at the other end of
+this process's TCP connections within the host are found in the kernel's tables.
+"""
 
 from __future__ import annotations
 
 import datetime
-from typing import Any
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from paceline.comm.network import loopback
 from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
@@ -29,14 +36,79 @@ def gloo_group(store: Any, rank: int, world: int, *, address: str | None = LOOPB
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
     else:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    before = loopback.own_sockets()
+    before = own_sockets()
     group = dist.ProcessGroupGloo(store, rank, world, options)
-    # Gloo accepts any process that connects to its port as a worker. For connections within one host the kernel's
-    # socket table names the account of the peer.
-    for account in loopback.strangers(before):
+    for account in strangers(before):
         raise LaunchError(
             f"Another account of this host (uid {account}) has spoken to a port of Gloo, which takes whoever connects "
             "first for a worker.",
             advice=ON_ONE_HOST if address == LOOPBACK else BETWEEN_HOSTS,
         )
     return group
+
+
+ESTABLISHED, _LISTENING = "01", "0A"
+_BYTES_RECEIVED = 128  # where the kernel's tcp_info has them
+
+
+class _Row(NamedTuple):
+    local: str
+    remote: str
+    state: str
+    account: int
+    inode: int
+
+
+def own_sockets() -> set[int]:
+    """The inodes of the sockets that this process has open."""
+    return set(_own_sockets())
+
+
+def strangers(before: set[int]) -> list[int]:
+    """The other accounts (uids) at the far end of connections made since `before`, a result of `own_sockets()`.
+    Connections to other hosts are ignored: this kernel does not know the account at their far end. So are those that
+    this process has accepted and that have sent nothing: nobody takes their far end for a worker."""
+    rows, own = list(_table()), _own_sockets()
+    ends = {(row.local, row.remote): row.account for row in rows}
+    listening = {row.local for row in rows if row.inode in own and row.state == _LISTENING}
+    made = [row for row in rows if row.inode in own.keys() - before and row.state == ESTABLISHED]
+    accounts = {
+        ends.get((row.remote, row.local)) for row in made if row.local not in listening or _has_received(own[row.inode])
+    }
+    return sorted(account for account in accounts if account is not None and account != os.geteuid())
+
+
+def _own_sockets() -> dict[int, int]:
+    """The descriptors of this process's sockets, by inode."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor was closed in the meantime
+        if target.startswith("socket:["):
+            found[int(target[8:-1])] = int(name)
+    return found
+
+
+def _has_received(descriptor: int) -> bool:
+    """Whether something has come over this connection."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:
+        return True  # it was closed in the meantime
+    end = _BYTES_RECEIVED + 8
+    return len(info) < end or bool(int.from_bytes(info[_BYTES_RECEIVED:end], sys.byteorder))
+
+
+def _table() -> Iterator[_Row]:
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/self/net/{name}") as file:
+                lines = file.read().splitlines()[1:]
+        except OSError:
+            continue  # the kernel has no IPv6
+        for line in lines:
+            fields = line.split()
+            yield _Row(fields[1], fields[2], fields[3], int(fields[7]), int(fields[9]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.comm.called_off import Regrouping
+from paceline.comm.ending import Regrouping
 from paceline.comm.members import has_room
 from paceline.errors import PeerLostError
 from paceline.settings import of_this_process

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import torch
 
-from paceline.comm.called_off import CalledOff, Regrouping
+from paceline.comm.ending import CalledOff, Regrouping
 from paceline.comm.group import Group
 from paceline.comm.members import lost_at
 from paceline.errors import PacelineError, PeerRaisedError

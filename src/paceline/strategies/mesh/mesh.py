@@ -36,7 +36,6 @@ from paceline.script.slicing.ways import knows_more
 from paceline.strategies.mesh import functions, lent, operand_check, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
-from paceline.strategies.mesh.hybrid import ShardedMesh
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_agreement import ModelAgreement
 from paceline.strategies.mesh.model_axis import connect
@@ -53,6 +52,7 @@ from paceline.strategies.mesh.sharded_parameter import (
 from paceline.strategies.mesh.split_output import SplitOutput, make_plain
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipeline import Pipeline
+from paceline.strategies.sharded import Sharded
 from paceline.torch_private import is_any_true, is_compiled, parameters_in, plain_data, uncompiled
 from paceline.units import size
 
@@ -341,3 +341,23 @@ class SameRows:
 
     def before_step(self, optimizer: Any) -> None:
         split_state(optimizer, operand_check.note)
+
+
+class ShardedMesh(Sharded):
+    """When a peer dies, the message that misses it raises."""
+
+    name = "mesh"
+
+    def __init__(self, data: int = 0, shard: int = 2) -> None:
+        """`data` and `shard`: the number of workers on each axis; data=0: as many as there are."""
+        super().__init__()
+        self.data, self.shard = data, shard
+
+    def axes(self, workers: int) -> Axes:
+        self.replicas = self.data or workers // self.shard
+        if self.replicas * self.shard != workers:
+            raise UsageError(
+                f"mesh(data={self.data or '…'},shard={self.shard}) needs data × shard workers; the run has {workers}.",
+                advice=f"Type: -n {max(self.replicas, 1) * self.shard}",
+            )
+        return super().axes(workers)

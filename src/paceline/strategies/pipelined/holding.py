@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
-from paceline.strategies.owned.state import own_state
+from paceline.strategies.owned_state import own_state
 from paceline.strategies.pipelined.numbers import Number, Numbers, settled
 from paceline.strategies.pipelined.stage_tensor import StageTensor, Team, give, take_back, whole
 

@@ -7,14 +7,14 @@ their owners, until the next update. All workers run the same script, so all rea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.group import Group
-from paceline.strategies.owned.owners import Owners
 from paceline.strategies.pipelined.stage_tensor import StageTensor
 
 AT_ONCE = 32 << 20  # bytes of a message
@@ -168,3 +168,22 @@ def _messages(parameters: list[torch.Tensor]) -> Iterator[list[int]]:
         size += parameter.nbytes
     if numbers:
         yield numbers
+
+
+class Owners:
+    """The same on every worker. An owner never changes: the optimizer's state would have to move."""
+
+    def __init__(self, world: int) -> None:
+        self._owners: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.bytes = [0] * world  # of the parameters of each worker
+
+    def learn(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Gives each new parameter to the worker that has least, the largest first."""
+        new = [parameter for parameter in parameters if parameter not in self._owners]
+        for parameter in sorted(new, key=lambda parameter: -parameter.nbytes):
+            owner = self.bytes.index(min(self.bytes))
+            self._owners[parameter] = owner
+            self.bytes[owner] += parameter.nbytes
+
+    def __getitem__(self, parameter: torch.Tensor) -> int:
+        return int(self._owners[parameter])
