@@ -19,9 +19,9 @@ from paceline.launch import messages
 from paceline.launch.cluster import line as cluster_line
 from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import Listeners, connect_all, interfaces
-from paceline.launch.cluster.homing import Homing
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.line import Line, NoController, PassedOn
+from paceline.launch.cluster.record_sync import RecordSync
 from paceline.launch.cluster.remote import Agents, HostLostError, RemoteHost
 from paceline.wire import store as say
 from paceline.wire.channel import BEAT, Access
@@ -260,16 +260,16 @@ def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_p
     for folder in (away / "scratch", home):
         folder.mkdir(parents=True, mode=0o700)
     host = RemoteHost(HostSpec("a", 1), 0, 0, agents=agents, handle=Never(), record=home)
-    homing, line = Homing(away), Line(boot_of(agents))
+    record_sync, line = RecordSync(away), Line(boot_of(agents))
     steps = away / "steps.rank0.jsonl"
     for text in ("one\n", "two\n"):
         with steps.open("a") as file:
             file.write(text)
-        for grown in homing.grown():
+        for grown in record_sync.grown():
             line.send(grown)
     (away / "trace.rank0.json.gz").write_bytes(os.urandom(3 << 20))
     (away / "scratch" / "file").write_text("left behind")
-    for grown in (*homing.everything(), wire.Grown("../outside", b"x"), wire.Grown("run.json", b"x")):
+    for grown in (*record_sync.everything(), wire.Grown("../outside", b"x"), wire.Grown("run.json", b"x")):
         line.send(grown)
     line.send(messages.Swept())
     host.begin, host.swept = None, False

@@ -19,7 +19,7 @@ import pytest
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.rendezvous import Asked, Meeting, Member, derive, meet, parse_place, read_secret
+from paceline.launch.cluster.rendezvous import JoinRequest, Meeting, Member, derive, meet, parse_place, read_secret
 from paceline.wire.channel import Access
 
 SECRET = "a secret of many characters"
@@ -80,9 +80,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
-def asked(port: int, **more: Any) -> Asked:
+def asked(port: int, **more: Any) -> JoinRequest:
     more.setdefault("wait", 20.0)
-    return Asked(**({"host": "127.0.0.1", "port": port, "nodes": 3, "keys": KEYS, "workers": 4} | more))
+    return JoinRequest(**({"host": "127.0.0.1", "port": port, "nodes": 3, "keys": KEYS, "workers": 4} | more))
 
 
 def silent(text: str) -> None:

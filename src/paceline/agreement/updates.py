@@ -198,8 +198,7 @@ class Operands:
             return
         rank = int((shown != shown[0]).any(1).nonzero().flatten()[0])
         raise PartedError(
-            f"The workers' updates differ at {script_line()}: numbers that the script puts into weights or gradients "
-            f"that the workers have divided are not the same on worker 0 and worker {rank}.",
+            f"Worker {rank} writes other values into sharded weights or gradients than worker 0, at {script_line()}.",
             advice=WEIGHTS_ADVICE,
         )
 

@@ -177,7 +177,7 @@ def _check_elastic(run: RunSettings) -> None:
         return
     if run.elastic > run.workers:
         raise UsageError(
-            f"--elastic {run.elastic}: the run has {run.workers} workers, and needs more to lose one.",
+            f"--elastic {run.elastic}: start more than {run.elastic} workers (-n); the run has {run.workers}.",
             advice=f"Type: -n {run.elastic + 1}",
         )
     if run.most not in (None, run.workers):

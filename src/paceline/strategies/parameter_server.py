@@ -269,8 +269,7 @@ class ParameterServer(BaseStrategy):
 
 
 def steps_more(batches: int, steps: int) -> int:
-    """How many steps one more batch makes, if so many batches made so many steps (with accumulated gradients: fewer
-    steps than batches)."""
+    """Steps that one more batch makes, at the steps per batch so far: with gradient accumulation, fewer than one."""
     if not batches:
         return 1
     if steps >= batches:

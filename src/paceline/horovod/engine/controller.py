@@ -30,13 +30,13 @@ from paceline.horovod.engine.messages import (
     REMOVE_SET,
     Agreed,
     Ready,
-    Verdict,
+    Response,
     bits_from_bytes,
     bits_to_bytes,
     encode,
     ready_decoder,
+    response_decoder,
     slots_of,
-    verdict_decoder,
 )
 from paceline.horovod.engine.operation import Operation
 from paceline.horovod.engine.process_sets import ProcessSets
@@ -208,8 +208,8 @@ class Controller:
             return
         if self._coordinator.has_pending and self._stalls.is_due():
             self._coordinator.ended = self._coordinator.ended or self._stalls.look(self._coordinator.missing())
-        if (verdict := self._coordinator.decide()) is not None:
-            self._announce(verdict)
+        if (response := self._coordinator.decide()) is not None:
+            self._announce(response)
 
     def _collect(self) -> tuple[Ready | None, float | None]:
         """What this rank has to say now; or else how long to sleep."""
@@ -261,23 +261,23 @@ class Controller:
             if self._coordinator is not None:
                 self._coordinator.accept(rank, ready_decoder.decode(message))
             else:
-                self._carry_out(verdict_decoder.decode(message))
+                self._carry_out(response_decoder.decode(message))
 
-    def _announce(self, verdict: Verdict) -> None:
+    def _announce(self, response: Response) -> None:
         if self._tuner is not None:
-            verdict = self._tuner.apply(verdict)
-        raw = encode(verdict)
+            response = self._tuner.apply(response)
+        raw = encode(response)
         for line in self._lines.values():
             try:
                 line.send(raw)
             except LineClosed:
                 continue  # heard of at the next poll
-        self._carry_out(verdict)
+        self._carry_out(response)
 
     def _tell_end(self, reason: str) -> None:
         """This rank cannot go on. Rank 0 tells the others; they see the end of another rank's line."""
         if self._coordinator is not None:
-            raw = encode(Verdict(0, b"", [], ended=reason))
+            raw = encode(Response(0, b"", [], ended=reason))
             for line in self._lines.values():
                 try:
                     line.send(raw)
@@ -296,28 +296,28 @@ class Controller:
 
     # -- what all ranks do -----------------------------------------------------------------------------------------
 
-    def _carry_out(self, verdict: Verdict) -> None:
-        if verdict.fusion_threshold >= 0:
-            self._fusion_threshold, self._cycle_time = verdict.fusion_threshold, verdict.cycle_time
+    def _carry_out(self, response: Response) -> None:
+        if response.fusion_threshold >= 0:
+            self._fusion_threshold, self._cycle_time = response.fusion_threshold, response.cycle_time
         jobs: list[Job] = []
-        bits = bits_from_bytes(verdict.bits)
+        bits = bits_from_bytes(response.bits)
         if bits:
             found = map(self._slots.__getitem__, slots_of(bits))
             members, operations = self.sets.memberships, self._operations
             jobs = [Job(known, operations.get(known.key)) for known in found if known.request.process_set in members]
-        for slot in verdict.evicted:
+        for slot in response.evicted:
             old = self._slots.pop(slot)
             self._names.pop(old.key, None)
-        for agreed in verdict.agreed:
+        for agreed in response.agreed:
             self._admit(agreed, jobs)
-        self._heard = verdict.number
+        self._heard = response.number
         self._perform(jobs)
         if self._tuner is not None:
             self._tuner.observe(sum(job.known.bytes for job in jobs))
-        if verdict.last_joined >= 0:
-            self._finish_join(verdict.last_joined)
-        if verdict.ended:
-            self._end(verdict.ended)
+        if response.last_joined >= 0:
+            self._finish_join(response.last_joined)
+        if response.ended:
+            self._end(response.ended)
 
     def _admit(self, agreed: Agreed, jobs: list[Job]) -> None:
         request = agreed.request

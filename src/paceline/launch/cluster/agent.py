@@ -25,8 +25,8 @@ from paceline.errors import PacelineError
 from paceline.launch import messages, placement
 from paceline.launch.cluster import facts
 from paceline.launch.cluster import messages as wire
-from paceline.launch.cluster.homing import Homing
 from paceline.launch.cluster.line import Line, NoController, PassedOn
+from paceline.launch.cluster.record_sync import RecordSync
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Output
 from paceline.launch.gpu_choice import choose_gpus
@@ -59,7 +59,7 @@ class Agent:
         self._look_at = self._bring_at = 0.0
         self._listeners: facts.Listeners | None = None
         self._host: LocalHost | None = None
-        self._homing: Homing | None = None
+        self._record_sync: RecordSync | None = None
         self._orders: list[messages.SpawnOrder] = []
         self._is_ready = zygote.ready is not None
 
@@ -113,7 +113,7 @@ class Agent:
         scratch = stack.enter_context(scratch_folder(Path(self._boot.folder)))
         record = Path(scratch) / "record"
         prepare(record)
-        self._homing = Homing(record)
+        self._record_sync = RecordSync(record)
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
         passed_on = PassedOn(self._boot, self._line.address)
@@ -190,10 +190,10 @@ class Agent:
                 self._line.pids = happened.pids
                 told = [describe_worker(order, pid) for order, pid in zip(self._orders, happened.pids, strict=True)]
                 self._line.send(wire.Forked(tuple(happened.pids), tuple(msgspec.to_builtins(told))))
-        if host.is_over() and self._homing is not None:
-            for grown in self._homing.everything():
+        if host.is_over() and self._record_sync is not None:
+            for grown in self._record_sync.everything():
                 self._line.send(grown)
-            self._homing = None
+            self._record_sync = None
             self._line.send(messages.Swept())
 
     def _look_at_the_clock(self) -> None:
@@ -204,9 +204,9 @@ class Agent:
             self._look_at = now + BEAT
             if warning := self._host.look(now):
                 self._line.send(wire.Warned(warning))
-        if now >= self._bring_at and self._homing is not None:
+        if now >= self._bring_at and self._record_sync is not None:
             self._bring_at = now + _BRING
-            for grown in self._homing.grown():
+            for grown in self._record_sync.grown():
                 self._line.send(grown)
 
     def _end_workers(self) -> None:

@@ -47,7 +47,7 @@ _STRANGE = 5  # failed handshakes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class JoinRequest:
     """A rendezvous as typed. `node` is this host's number, if it was given; `workers` the total, if it was given;
     `own` the number of workers of this host, if not. `same` must be the same on all hosts."""
 
@@ -116,7 +116,7 @@ class Join(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     host: str
     node: int | None  # --node-rank
     workers: int  # if -n is not given
-    asked: dict[str, str]  # what must be the same on all hosts
+    same: dict[str, str]  # what must be the same on all hosts
 
 
 class Here(msgspec.Struct, tag=True, frozen=True):
@@ -174,31 +174,32 @@ ToMember = Waiting | Refused | Start | Stop | Over
 # --- the controller's side
 
 
-def meet(asked: Asked, tell: Callable[[str], None]) -> Meeting | Member:
+def meet(request: JoinRequest, tell: Callable[[str], None]) -> Meeting | Member:
     """The controller's side if this host owns the address, and no other process listens there; else a member's."""
-    if asked.node not in (None, 0):
-        return Member(asked, tell)
-    address = "0.0.0.0" if asked.node == 0 else _resolved(asked)
+    if request.node not in (None, 0):
+        return Member(request, tell)
+    address = "0.0.0.0" if request.node == 0 else _resolved(request)
     try:
-        listener = Listener(asked.keys, address, asked.port, expected=asked.nodes)
+        listener = Listener(request.keys, address, request.port, expected=request.nodes)
     except OSError as error:
-        if asked.node is None and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            return Member(asked, tell)
+        if request.node is None and error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+            return Member(request, tell)
         raise UsageError(
-            f"--rendezvous {asked.place}: this host cannot listen there: {error.strerror}.", advice="Type another port."
+            f"--rendezvous {request.place}: this host cannot listen there: {error.strerror}.",
+            advice="Type another port.",
         ) from None
-    return Meeting(asked, listener, tell)
+    return Meeting(request, listener, tell)
 
 
-def _resolved(asked: Asked) -> str:
-    by = time.monotonic() + asked.wait
+def _resolved(request: JoinRequest) -> str:
+    by = time.monotonic() + request.wait
     while True:
         try:
-            return socket.getaddrinfo(asked.host, asked.port, socket.AF_INET)[0][4][0]  # type: ignore[return-value]
+            return socket.getaddrinfo(request.host, request.port, socket.AF_INET)[0][4][0]  # type: ignore[return-value]
         except socket.gaierror as error:
             if time.monotonic() > by:
                 raise UsageError(
-                    f"--rendezvous {asked.place}: this host does not know {asked.host}: {error.strerror}.",
+                    f"--rendezvous {request.place}: this host does not know {request.host}: {error.strerror}.",
                     advice="Type a name or an address that every host knows.",
                 ) from None
             time.sleep(0.5)  # the name of a host that is being started may come later
@@ -221,8 +222,8 @@ class Meeting:
 
     patience = PATIENCE
 
-    def __init__(self, asked: Asked, listener: Listener, tell: Callable[[str], None]) -> None:
-        self._asked, self._listener, self._tell = asked, listener, tell
+    def __init__(self, request: JoinRequest, listener: Listener, tell: Callable[[str], None]) -> None:
+        self._request, self._listener, self._tell = request, listener, tell
         self._guests: dict[str, _Guest] = {}  # by the member's own name for itself
         self._order: list[str] | None = None  # of hosts 1, …, when all have come
         self._refused: list[str] = []
@@ -257,15 +258,15 @@ class Meeting:
                 if self._refused:
                     raise LaunchError("\n".join(self._refused), advice="Type the same command on every host.")
                 there = 1 + len(self._guests)
-                if waited > self._asked.wait:
+                if waited > self._request.wait:
                     raise LaunchError(
-                        f"{there} of {count(self._asked.nodes, 'host')} came to {self._asked.place} within "
-                        f"{self._asked.wait:.0f} s: {', '.join([self._asked.name, *self._names()])}.",
+                        f"{there} of {count(self._request.nodes, 'host')} came to {self._request.place} within "
+                        f"{self._request.wait:.0f} s: {', '.join([self._request.name, *self._names()])}.",
                         advice="Type the same command on the other hosts, or another --nodes.",
                     )
                 if waited > _PATIENT and not told:
                     told = True
-                    self._tell(f"{there} of {self._asked.nodes} hosts are here; waiting at {self._asked.place}")
+                    self._tell(f"{there} of {self._request.nodes} hosts are here; waiting at {self._request.place}")
                 self._changed.wait(0.2)
             return self._shared_out([self._guests[me] for me in self._order])
 
@@ -297,11 +298,11 @@ class Meeting:
         self._loop.close()
 
     def _shared_out(self, guests: list[_Guest]) -> list[HostSpec]:
-        names = [self._asked.name, *(guest.name for guest in guests)]
-        each, more = divmod(self._asked.workers or 0, len(names))
+        names = [self._request.name, *(guest.name for guest in guests)]
+        each, more = divmod(self._request.workers or 0, len(names))
         shares = [each + (number < more) for number in range(len(names))]
-        if self._asked.workers is None:
-            shares = [self._asked.own, *(guest.workers for guest in guests)]
+        if self._request.workers is None:
+            shares = [self._request.own, *(guest.workers for guest in guests)]
         return [
             HostSpec(name if names.count(name) == 1 else f"{name}#{number}", share)
             for number, (name, share) in enumerate(zip(names, shares, strict=True))
@@ -338,8 +339,8 @@ class Meeting:
             return
         self._guests[me] = _Guest(join.host, join.node, join.workers, peer, time.monotonic())
         self._say(peer, Waiting())
-        if len(self._guests) == self._asked.nodes - 1:
-            free = (number for number in range(1, self._asked.nodes) if number not in self._taken())
+        if len(self._guests) == self._request.nodes - 1:
+            free = (number for number in range(1, self._request.nodes) if number not in self._taken())
             places = {me: guest.node if guest.node is not None else next(free) for me, guest in self._guests.items()}
             self._order = sorted(places, key=places.__getitem__)
 
@@ -347,14 +348,14 @@ class Meeting:
         return {guest.node for guest in self._guests.values() if guest.node is not None}
 
     def _problem(self, join: Join) -> str:
-        if self._order is not None or len(self._guests) >= self._asked.nodes - 1:
-            return f"{join.host} came too late: the run has its {count(self._asked.nodes, 'host')}."
-        if join.node is not None and (join.node >= self._asked.nodes or join.node in self._taken()):
-            taken = "another host has it" if join.node in self._taken() else f"there are {self._asked.nodes} hosts"
+        if self._order is not None or len(self._guests) >= self._request.nodes - 1:
+            return f"{join.host} came too late: the run has its {count(self._request.nodes, 'host')}."
+        if join.node is not None and (join.node >= self._request.nodes or join.node in self._taken()):
+            taken = "another host has it" if join.node in self._taken() else f"there are {self._request.nodes} hosts"
             return f"{join.host} has --node-rank {join.node}, but {taken}."
-        for name, here in self._asked.same.items():
-            if (there := join.asked.get(name, "")) != here:
-                return f"{join.host} has {name} {there}, and {self._asked.name} has {here}."
+        for name, here in self._request.same.items():
+            if (there := join.same.get(name, "")) != here:
+                return f"{join.host} has {name} {there}, and {self._request.name} has {here}."
         return ""
 
     def _beat(self) -> None:
@@ -391,12 +392,12 @@ class MemberAgent:
 class Member:
     """One host that joins. Only the main thread uses it."""
 
-    def __init__(self, asked: Asked, tell: Callable[[str], None]) -> None:
-        self._asked, self._tell, self._me = asked, tell, secrets.token_hex(8)
+    def __init__(self, request: JoinRequest, tell: Callable[[str], None]) -> None:
+        self._request, self._tell, self._me = request, tell, secrets.token_hex(8)
         self._agent: ProcessAgent | None = None
         self._connection = Connection(
-            f"tcp://{asked.host}:{asked.port}",
-            *asked.keys.access,
+            f"tcp://{request.host}:{request.port}",
+            *request.keys.access,
             events=zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -441,14 +442,14 @@ class Member:
                 self._send(Left(why))
             if heard and time.monotonic() - heard > LOST:
                 raise LaunchError(
-                    f"The controller of the run, at {self._asked.place}, has not answered for {LOST:.0f} s.",
+                    f"The controller of the run, at {self._request.place}, has not answered for {LOST:.0f} s.",
                     advice="Look at the output of the command there.",
                 )
             if not heard:
                 self._look(now - begun)
                 if now - begun > _PATIENT and not told:
                     told = True
-                    self._tell(f"waiting for the controller at {self._asked.place}")
+                    self._tell(f"waiting for the controller at {self._request.place}")
 
     def _do(self, message: ToMember) -> None:
         if isinstance(message, Refused):
@@ -457,15 +458,15 @@ class Member:
             # Each host runs the script in the folder where its own command was typed.
             boot = msgspec.structs.replace(msgspec.json.decode(message.boot, type=Boot), folder=os.getcwd())
             self._agent = ProcessAgent(agent_command(message.variables), msgspec.json.encode(boot))
-            self._tell(f"this host has joined the run at {self._asked.place}")
+            self._tell(f"this host has joined the run at {self._request.place}")
         elif isinstance(message, Stop) and self._agent is not None:
             self._agent.kill(message.patience)
             self._agent = None
             self._send(Left("it was stopped"))
 
     def _join(self) -> Join:
-        asked = self._asked
-        return Join(host=asked.name, node=asked.node, workers=asked.own, asked=dict(asked.same))
+        request = self._request
+        return Join(host=request.name, node=request.node, workers=request.own, same=dict(request.same))
 
     def _send(self, message: Join | Here | Left) -> None:
         self._connection.send(frames_of(msgspec.msgpack.encode(FromMember(self._me, message))))
@@ -475,15 +476,15 @@ class Member:
         for event in self._connection.events():
             self._connected = self._connected or event == zmq.EVENT_CONNECTED
             self._failed += event != zmq.EVENT_CONNECTED
-        place = self._asked.place
+        place = self._request.place
         if self._failed >= _STRANGE:
             raise LaunchError(
                 f"A process listens at {place}, but not with the secret of this host.",
                 advice="Copy the same secret to every host, or type another port.",
             )
-        if waited > self._asked.wait:
+        if waited > self._request.wait:
             found = "nothing answers there" if not self._connected else "it accepts connections and does not answer"
             raise LaunchError(
-                f"No controller at {place} within {self._asked.wait:.0f} s: {found}.",
-                advice=f"Type the same command on {self._asked.host}, and look whether this host can connect to it.",
+                f"No controller at {place} within {self._request.wait:.0f} s: {found}.",
+                advice=f"Type the same command on {self._request.host}, and look whether this host can connect to it.",
             )

@@ -18,7 +18,7 @@ EVERY = 5.0  # seconds between two looks for hosts that have come back or are ne
 AVOIDED = 30.0  # seconds in which a host that was lost is not used again, even if it is still listed
 
 
-class Present:
+class HostList:
     """The hosts of one attempt after another. `least`: the workers that a run needs, None: all; `most`: the workers
     that it may have."""
 

@@ -12,7 +12,7 @@ CHUNK = 1 << 20  # bytes
 SCRATCH = "scratch"
 
 
-class Homing:
+class RecordSync:
     """Called from the agent's loop. Every byte is sent once, in order."""
 
     def __init__(self, folder: Path) -> None:
