@@ -182,8 +182,8 @@ class Watch:
                 lost[host] = error
         if lost:
             self._lose(lost)
-        if self._signals.bell in ready:
-            os.eventfd_read(self._signals.bell)
+        if self._signals.bell.fileno() in ready:
+            self._signals.bell.clear()
             while self._signals.warned:
                 self._signal_all(self._signals.warned.pop(0))
                 self._tell(Notice("SIGUSR1 was passed on to the workers whose script handles it."))

@@ -10,10 +10,8 @@ Does not import torch, because the launcher imports this module, too.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hmac
-import os
 import secrets
 import threading
 import time
@@ -26,6 +24,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline import threads
+from paceline.threads import Bell
 from paceline.wire.door import Door, place_of
 
 BEAT = 0.5  # seconds between two heartbeats of any process of a run
@@ -247,26 +246,6 @@ class Sequence(Generic[Message]):
             return False
         self.heard = number
         return True
-
-
-class Bell:
-    """Wakes a thread that sleeps in poll. Any thread, and any signal handler, may ring it."""
-
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def ring(self) -> None:
-        os.eventfd_write(self._descriptor, 1)
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._descriptor)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 class Loop(Generic[Message]):

@@ -44,7 +44,7 @@ from paceline.horovod.engine.runner import Runner
 from paceline.horovod.engine.stall import StallInspector
 from paceline.horovod.engine.timeline import Timeline
 from paceline.settings import HorovodSettings
-from paceline.wire.channel import Bell
+from paceline.threads import Bell
 
 AWAKE, COLLECTING, COLLECTING_SMALL, IDLE = range(4)
 SMALL = 1 << 20  # bytes: with less in the queue …

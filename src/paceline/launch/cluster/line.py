@@ -14,8 +14,9 @@ from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import NO_ANSWER, connect_all
 from paceline.launch.processes import state_of
 from paceline.settings import ssh_client
+from paceline.threads import Bell
 from paceline.wire import channel, store
-from paceline.wire.channel import Bell, Connection, Loop, frames_of, joined
+from paceline.wire.channel import Connection, Loop, frames_of, joined
 
 WAIT = 45.0  # seconds for the controller to answer: for so long strangers may hold its port
 TRY = 2.0  # seconds of one try: the kernel itself tries again ever more rarely

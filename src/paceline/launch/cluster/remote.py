@@ -22,8 +22,9 @@ from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
+from paceline.threads import Bell
 from paceline.wire import channel, store
-from paceline.wire.channel import LOST, Bell, Keys, Listener, Loop, frames_of, joined
+from paceline.wire.channel import LOST, Keys, Listener, Loop, frames_of, joined
 
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 

@@ -34,7 +34,8 @@ from paceline.strategies.server.members import Members
 from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard
 from paceline.strategies.server.space import MalformedError, Pushed, Space
-from paceline.wire.channel import Bell, Listener
+from paceline.threads import Bell
+from paceline.wire.channel import Listener
 
 TOLD = 20  # malformed messages that are logged one by one
 COUNTER = struct.Struct("<QQ")  # updates made, starts: in memory that outlives the server
