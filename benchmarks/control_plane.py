@@ -36,16 +36,17 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.called_off import Regrouping
-from paceline.comm.link import messages as say
-from paceline.comm.link.members import Members
+from paceline.comm.ending import Regrouping
+from paceline.comm.members import Members
 from paceline.errors import LaunchError, PacelineError
 from paceline.launch import messages
-from paceline.launch.cluster import controller, facts, preflight, wire
+from paceline.launch.cluster import controller, facts, preflight
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.events import Event
 from paceline.settings import RunSettings
+from paceline.wire import store as say
 
 PROCESSES = 4
 BEAT = 0.5  # seconds between two heartbeats of a worker
@@ -62,12 +63,13 @@ class Store:
     """What `Members` uses of a worker's store, over the agent's way to the controller's."""
 
     def __init__(self, passed_on: PassedOn, over: threading.Event) -> None:
-        self._passed_on, self._over, self.link = passed_on, over, self
+        self._passed_on, self._over, self.link, self.asked = passed_on, over, self, 0
         self.while_waiting: Callable[[], None] | None = None
 
     def ask(self, ask: say.Ask) -> tuple[Any, list[int]]:
         if self._over.is_set():
             raise Given
+        self.asked += 1
         return self._passed_on.do(ask, [])
 
     def get(self, key: str) -> bytes:
@@ -111,7 +113,7 @@ class Host:
                 worker = {"rank": message.first, "host": "", "pid": os.getpid(), "cores": [], "threads": 1}
                 self.line.send(wire.Forked((os.getpid(),), (worker,)))
                 self._world, self.begun = message.run.workers, True
-            elif isinstance(message, wire.End | wire.Signal) and self.begun and not self.ended:
+            elif isinstance(message, wire.End | messages.Signal) and self.begun and not self.ended:
                 self.finish()
         if self.begun and not self.ended and time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + BEAT
@@ -120,8 +122,8 @@ class Host:
     def finish(self) -> None:
         self.ended = True
         self.line.send(wire.Said(self.number, msgspec.structs.replace(IDLE, waiting="", last=True)))
-        self.line.send(wire.Ended(self.number, 0))
-        self.line.send(wire.Swept())
+        self.line.send(messages.Ended(self.number, 0))
+        self.line.send(messages.Swept())
 
     def regroup(self, left: int) -> None:
         """What a worker does when it waits for peers that are lost, until its group has `left` members."""
@@ -146,7 +148,7 @@ class Host:
                 members.settle(1)
                 members.form(connect)
         finally:
-            self.asked = passed_on._asked
+            self.asked = store.asked
             passed_on.stop()
             passed_on.close()
 

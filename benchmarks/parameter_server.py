@@ -112,7 +112,7 @@ def paceline_worker(rank: int, meeting: str, model: str) -> None:
     from paceline.strategies.server.exchange import Exchange
 
     met = msgspec.json.decode(meeting, type=Meeting)
-    client = Client(met.addresses, met.keys, rank=rank)
+    client = Client(met.addresses, met.access, rank=rank)
     exchange = Exchange(client, 0, sgd(make(model)), correction="momentum")
     answer_requests(exchange.step)
     client.close()
@@ -278,17 +278,17 @@ def compare(model: str, workers: int, count: int, rounds: int, seconds: float) -
 
     from paceline.strategies.parameter_server import Meeting
     from paceline.strategies.server.config import ServerConfig
-    from paceline.strategies.server.keys import make_keys
     from paceline.strategies.server.servers import Servers
+    from paceline.wire.channel import Keys
 
     size = sum(parameter.numel() * 4 for parameter in make(model))
-    ours, theirs = make_keys()
+    keys = Keys.make()
     with tempfile.TemporaryDirectory() as folder:
         config = ServerConfig(
-            keys=ours, folder=folder, workers=workers, servers=count, write_every=1e6, correction="momentum"
+            keys=keys, folder=folder, workers=workers, servers=count, write_every=1e6, correction="momentum"
         )
         with Servers(config) as servers:
-            met = msgspec.json.encode(Meeting(servers.addresses(), theirs)).decode()
+            met = msgspec.json.encode(Meeting(servers.addresses(), keys.access)).decode()
             every = (model, workers)
             sides = {
                 "paceline": Side("paceline", range(workers), *every, met),

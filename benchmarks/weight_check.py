@@ -30,8 +30,8 @@ import cnn
 import gpt
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.strategies import watched
-from paceline.strategies.digest import digest, parts
+from paceline.agreement import watched
+from paceline.agreement.digest import digest, parts
 
 MODELS = ("cnn", "gpt")
 STEPS = 200

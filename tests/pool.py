@@ -28,10 +28,10 @@ import torch
 import torch._dynamo  # every optimizer imports it: once here, not once a worker
 
 from paceline.comm.group import Group
-from paceline.comm.link.client import LinkSocket
 from paceline.errors import PeerLostError
-from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings, WorkerSettings
+from paceline.wire.link import LinkSocket
+from paceline.wire.store import LinkServer
 
 TIME_OUT = 120.0  # seconds for one run: a fault, never a slow machine
 GRACE = 2.0  # seconds for the others to end, after one has failed

@@ -6,6 +6,8 @@ agents the loop that watches the run calls `check`. A worker sets `on_death`.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -54,3 +56,23 @@ def check() -> None:
 def forget() -> None:
     """At the start of a run: threads of an earlier one do not count."""
     _raised.clear()
+
+
+class Bell:
+    """Wakes a thread that sleeps in poll. Any thread, and any signal handler, may ring it."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def ring(self) -> None:
+        os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

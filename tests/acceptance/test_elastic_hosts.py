@@ -258,7 +258,7 @@ def test_too_few_workers_on_the_other_host_end_the_run(tmp_path: Path) -> None:
 
 WITH_IMPORTS = """
 import sys, time, torch
-from paceline.comm.network import curve
+from paceline.wire import channel
 from paceline.settings import of_this_process
 """
 # Before its last steps, worker 1 plays a process that has found a port of its own: the run's key it does not know.
@@ -269,7 +269,7 @@ WITH_A_STRANGER = """
         import psutil
         (own,) = {{each.laddr for each in psutil.Process().net_connections() if each.status == "LISTEN"}}
         assert stranger.pour(own.port, own.ip) < stranger.ENOUGH
-        while getattr(curve, "strangers", lambda: 1)() < 1:
+        while getattr(channel, "strangers", lambda: 1)() < 1:
             time.sleep(0.01)
 """
 

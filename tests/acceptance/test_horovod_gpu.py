@@ -13,7 +13,7 @@ OVER_NCCL = """
 import os
 from paceline.settings import of_this_process
 os.environ["NCCL_HOSTID"] = str(of_this_process().rank)
-from paceline.comm.link.client import within
+from paceline.wire.link import within
 from paceline.horovod.engine import process_sets
 process_sets.ProcessSets._make_gpu_exchange = lambda self, number, host: process_sets.over_nccl(
     within(self._store, f"set{number}"), host.rank, self.ranks[number]

@@ -20,13 +20,13 @@ from corpus import FOLDER, Script, difference, scripts, shape
 from plain import PlainPython
 
 from paceline import errors
-from paceline.comm.link.messages import CANNOT
 from paceline.launch import Output, Zygote, launch
 from paceline.record import read_run
 from paceline.record.schema import Outcome
 from paceline.script.redo import MADE_AGAIN
 from paceline.settings import SMALL, RunSettings
 from paceline.strategies import catalog
+from paceline.wire.store import CANNOT
 
 HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`

@@ -10,10 +10,10 @@ import torch
 from pool import Pools
 
 from paceline.comm import coalesced
-from paceline.comm.gloo import gloo_group
 from paceline.comm.gpus import GpuChannel
 from paceline.comm.group import Group
-from paceline.comm.link.client import within
+from paceline.comm.network.gloo import gloo_group
+from paceline.wire.link import within
 
 NAMES = iter(range(10**6))
 

@@ -10,17 +10,17 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link import loopback
+from paceline.comm.network import gloo
+from paceline.comm.network.gloo import gloo_group
 from paceline.errors import LaunchError
 
 
 def test_our_own_connections_are_no_strangers() -> None:
-    before = loopback.own_sockets()
+    before = gloo.own_sockets()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()[:2]) as there:
         with server.accept()[0]:
             assert there.fileno() > 0
-            assert loopback.strangers(before) == []
+            assert gloo.strangers(before) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to act as a second account takes root")
@@ -29,7 +29,7 @@ def test_a_connection_of_another_account_is_found_once_it_has_said_something(say
     """A silent one is nobody's peer: it must not end a run."""
     nobody = pwd.getpwnam("nobody").pw_uid
     with socket.create_server(("127.0.0.1", 0)) as server:
-        before = loopback.own_sockets()
+        before = gloo.own_sockets()
         child = os.fork()
         if child == 0:
             os.setgid(nobody)
@@ -40,13 +40,13 @@ def test_a_connection_of_another_account_is_found_once_it_has_said_something(say
         with server.accept()[0] as accepted:
             if says:
                 assert accepted.recv(8, socket.MSG_PEEK | socket.MSG_WAITALL) == says
-            assert loopback.strangers(before) == [nobody] * bool(says)
+            assert gloo.strangers(before) == [nobody] * bool(says)
         os.kill(child, 9)
         os.waitpid(child, 0)
 
 
 def test_a_group_over_gloo_is_refused_where_a_stranger_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loopback, "strangers", lambda before: [65534])
+    monkeypatch.setattr(gloo, "strangers", lambda before: [65534])
     for address, advice in (("127.0.0.1", "Leave out --backend gloo"), (None, "--interface NAME")):
         with pytest.raises(LaunchError, match="uid 65534") as caught:
             gloo_group(dist.HashStore(), 0, 1, address=address)

@@ -9,7 +9,7 @@ from hvd_worlds import fresh
 
 import paceline.horovod.torch as hvd
 from paceline.horovod.engine.autotune import Autotuner
-from paceline.horovod.engine.messages import Verdict
+from paceline.horovod.engine.messages import Response
 from paceline.settings import HorovodSettings
 
 
@@ -17,9 +17,9 @@ def test_the_values_with_most_bytes_per_second_are_kept(tmp_path: Path) -> None:
     now = 0.0
     log = tmp_path / "log.csv"
     tuner = Autotuner(HorovodSettings(autotune=True, autotune_log=str(log)), clock=lambda: now)
-    told = tuner.apply(Verdict(1, b"", []))
+    told = tuner.apply(Response(1, b"", []))
     assert (told.fusion_threshold, told.cycle_time) == (128 << 20, 0.001)
-    assert tuner.apply(Verdict(2, b"", [])).fusion_threshold == -1, "what the ranks know is not told again"
+    assert tuner.apply(Response(2, b"", [])).fusion_threshold == -1, "what the ranks know is not told again"
     seen = set()
     while not tuner.is_done:
         seen.add(tuner.choice)
@@ -28,7 +28,7 @@ def test_the_values_with_most_bytes_per_second_are_kept(tmp_path: Path) -> None:
         tuner.observe(1000)
         assert len(seen) < 30
     assert tuner.choice == (16 << 20, 0.005)
-    assert tuner.apply(Verdict(3, b"", [])).fusion_threshold == 16 << 20
+    assert tuner.apply(Response(3, b"", [])).fusion_threshold == 16 << 20
     lines = log.read_text().splitlines()
     assert len(lines) == len(seen) + 1
     assert lines[-1] == "# best: 16 MB, 5 ms"

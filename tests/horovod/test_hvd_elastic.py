@@ -13,8 +13,8 @@ from pool import Pools, alone
 
 import paceline.horovod.torch as hvd
 from paceline.comm.group import Group
-from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.settings import RunSettings, WorkerSettings, use
+from paceline.wire.link import LinkStore, link_of_this_process
 
 
 def commits(rank: int, size: int) -> None:

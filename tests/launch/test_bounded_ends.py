@@ -16,7 +16,7 @@ import pytest
 from paceline.errors import LaunchError
 from paceline.launch import Event, Output, Stall, Zygote, launch, watch
 from paceline.launch.processes import below, state_of
-from paceline.launch.zygote.patience import Patience
+from paceline.launch.zygote.handle import Patience
 from paceline.record import Outcome
 from paceline.settings import RunSettings
 

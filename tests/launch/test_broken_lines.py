@@ -13,12 +13,13 @@ import pytest
 from relay import Relay
 from test_cluster import Never, boot_of
 
-from paceline.comm.link import messages as say
-from paceline.launch.cluster import wire
+from paceline.launch import messages
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.line import Line, PassedOn
 from paceline.launch.cluster.remote import Agents, RemoteHost
-from paceline.launch.cluster.sequence import Sequence
+from paceline.wire import store as say
+from paceline.wire.channel import Sequence
 
 MANY = 60
 BREAKS = (5, 23, 40)
@@ -40,20 +41,20 @@ def test_messages_arrive_once_and_in_order(agents: Agents, tmp_path: Path, back:
     there: list[int] = []
     here: list[int] = []
     due = list(BREAKS)
-    line.send(wire.Ended(0, 0))
+    line.send(messages.Ended(0, 0))
     while not there:  # nobody hears the controller before the agent has said something
-        there += [message.rank for message in host.expect() if isinstance(message, wire.Ended)]
+        there += [message.rank for message in host.expect() if isinstance(message, messages.Ended)]
         select.select([line.bell], [], [], 0.005)
     try:
         for number in itertools.count(1):
             if due and number >= due[0] and not relay.is_to_break:
                 relay.break_off(back=back)
                 due.pop(0)
-            line.send(wire.Ended(number, 0) if number < MANY else wire.States())
+            line.send(messages.Ended(number, 0) if number < MANY else wire.States())
             if number < MANY:
                 host.say(wire.Where(number))
             select.select([line.bell], [], [], 0.005)
-            there += [message.rank for message in host.expect() if isinstance(message, wire.Ended)]
+            there += [message.rank for message in host.expect() if isinstance(message, messages.Ended)]
             here += [message.rank for message in line.receive() if isinstance(message, wire.Where)]
             if there[-1:] == here[-1:] == [MANY - 1] and not due and not relay.is_to_break:
                 break
@@ -67,8 +68,8 @@ def test_messages_arrive_once_and_in_order(agents: Agents, tmp_path: Path, back:
 
 @pytest.mark.parametrize("back", [False, True])
 def test_a_request_to_the_store_is_done_once(agents: Agents, back: bool) -> None:
-    relay = Relay(agents.store_port)
-    passed_on = PassedOn(msgspec.structs.replace(boot_of(agents), store_port=relay.port), "127.0.0.1")
+    relay = Relay(agents.port)
+    passed_on = PassedOn(msgspec.structs.replace(boot_of(agents), port=relay.port), "127.0.0.1")
 
     def ask() -> list[object]:
         found = []

@@ -14,16 +14,17 @@ import stranger
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm.link import messages as say
-from paceline.comm.pulse import BEAT
 from paceline.errors import UsageError
+from paceline.launch import messages
 from paceline.launch.cluster import line as cluster_line
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import Listeners, connect_all, interfaces
-from paceline.launch.cluster.homing import Homing
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.line import Line, NoController, PassedOn
+from paceline.launch.cluster.record_sync import RecordSync
 from paceline.launch.cluster.remote import Agents, HostLostError, RemoteHost
+from paceline.wire import store as say
+from paceline.wire.channel import BEAT, Access
 
 
 def test_hosts_as_they_are_typed(tmp_path: Path) -> None:
@@ -77,9 +78,7 @@ def test_an_agent_waits_until_strangers_have_left_the_controllers_port(monkeypat
             number=0,
             addresses=("127.0.0.1",),
             port=port.getsockname()[1],
-            store_port=0,
-            key="",
-            token="",
+            access=Access("", ""),
             script="",
             folder="",
         )
@@ -107,14 +106,12 @@ def agents() -> Iterator[Agents]:
     found.close()
 
 
-def boot_of(agents: Agents, token: str | None = None) -> wire.Boot:
+def boot_of(agents: Agents, token: str | None = None, number: int = 0) -> wire.Boot:
     return wire.Boot(
-        number=0,
+        number=number,
         addresses=("127.0.0.1",),
         port=agents.port,
-        store_port=agents.store_port,
-        key=agents.key,
-        token=token or agents.token,
+        access=agents.access._replace(token=token or agents.access.token),
         script="",
         folder="/",
     )
@@ -146,10 +143,9 @@ def test_strangers_take_no_memory_of_the_controller_and_are_counted(agents: Agen
     line.send(wire.Ready())
     heard(line, wire.Alive)
     assert agents.strangers == 0
-    for port in (agents.port, agents.store_port):
-        assert stranger.pour(port) < stranger.ENOUGH
+    assert stranger.pour(agents.port) < stranger.ENOUGH
     by = time.monotonic() + 60
-    while agents.strangers != 2:
+    while agents.strangers != 1:
         assert time.monotonic() < by
         time.sleep(0.01)
     line.close()
@@ -210,9 +206,7 @@ def test_a_controller_that_cannot_be_reached_is_told_of(agents: Agents) -> None:
             number=0,
             addresses=("127.0.0.1",),
             port=closed.getsockname()[1],
-            store_port=1,
-            key=agents.key,
-            token="",
+            access=agents.access,
             script="",
             folder="/",
         )
@@ -228,8 +222,9 @@ def test_an_agent_that_ends_is_a_lost_host(agents: Agents, tmp_path: Path) -> No
         list(host.expect())
 
 
-def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Agents) -> None:
-    one, two = (PassedOn(boot_of(agents), "127.0.0.1") for _ in range(2))
+def test_values_go_to_the_controller_and_descriptors_stay_on_the_host() -> None:
+    agents = Agents(2)
+    one, two = (PassedOn(boot_of(agents, number=number), "127.0.0.1") for number in range(2))
     try:
         assert one.do(say.Set("key", b"value"), []) == (None, [])
         assert two.do(say.Get("key"), []) == (b"value", [])
@@ -241,19 +236,23 @@ def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Ag
         assert two.do(say.Has(["key", "count"]), []) == (1, [])
         os.close(reads)
     finally:
-        for each in (one, two):
+        for each in (one, two, agents):
             each.close()
 
 
 def test_a_request_that_the_controller_cannot_answer_is_refused(agents: Agents) -> None:
-    line = PassedOn(boot_of(agents), "127.0.0.1")
+    passed_on = PassedOn(boot_of(agents), "127.0.0.1")
     try:
-        line.do(say.Set("name", b"text"), [])
+        passed_on.do(say.Set("name", b"text"), [])
         with pytest.raises(ValueError, match="1 cannot be added to the key 'name'"):
-            line.do(say.Add("name", 1), [])
-        assert line.do(say.Get("name"), []) == (b"text", [])
+            passed_on.do(say.Add("name", 1), [])
+        assert passed_on.do(say.Get("name"), []) == (b"text", [])
+        passed_on.stop()
+        for _ in range(2):  # workers that ask when the run is over
+            with pytest.raises(EOFError):
+                passed_on.do(say.Get("name"), [])
     finally:
-        line.close()
+        passed_on.close()
 
 
 def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_path: Path) -> None:
@@ -261,18 +260,18 @@ def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_p
     for folder in (away / "scratch", home):
         folder.mkdir(parents=True, mode=0o700)
     host = RemoteHost(HostSpec("a", 1), 0, 0, agents=agents, handle=Never(), record=home)
-    homing, line = Homing(away), Line(boot_of(agents))
+    record_sync, line = RecordSync(away), Line(boot_of(agents))
     steps = away / "steps.rank0.jsonl"
     for text in ("one\n", "two\n"):
         with steps.open("a") as file:
             file.write(text)
-        for grown in homing.grown():
+        for grown in record_sync.grown():
             line.send(grown)
     (away / "trace.rank0.json.gz").write_bytes(os.urandom(3 << 20))
     (away / "scratch" / "file").write_text("left behind")
-    for grown in (*homing.everything(), wire.Grown("../outside", b"x"), wire.Grown("run.json", b"x")):
+    for grown in (*record_sync.everything(), wire.Grown("../outside", b"x"), wire.Grown("run.json", b"x")):
         line.send(grown)
-    line.send(wire.Swept())
+    line.send(messages.Swept())
     host.begin, host.swept = None, False
     while not host.swept:
         list(host.take({}))

@@ -104,7 +104,8 @@ def test_a_stranger_is_not_heard(channel: ControlChannel, settings: WorkerSettin
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
         plain.setsockopt(zmq.LINGER, 0)
         plain.connect(channel.address)
-        plain.send(msgspec.json.encode(messages.FromWorker(channel.token, 1, messages.Said("plain text"))))
+        said = msgspec.json.encode(messages.FromWorker(1, messages.Said("plain text")))
+        plain.send(channel.token.encode() + said)
         channel.socket.poll(300)
         assert list(channel.receive()) == []
 

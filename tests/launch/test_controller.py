@@ -16,7 +16,8 @@ from launched import Launched
 from test_cluster import boot_of
 
 from paceline.launch import Zygote
-from paceline.launch.cluster import agent, wire
+from paceline.launch.cluster import agent
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.remote import Agents

@@ -70,8 +70,8 @@ import atexit, torch
 
 def main():
     import os, signal, time
-    from paceline.comm.link import messages as say
-    from paceline.comm.link.client import link_of_this_process
+    from paceline.wire import store as say
+    from paceline.wire.link import link_of_this_process
     from paceline.settings import of_this_process
     rank, link = of_this_process().rank, link_of_this_process()
 

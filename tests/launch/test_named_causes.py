@@ -17,8 +17,8 @@ from launched import Play
 
 from paceline.errors import LaunchError
 from paceline.launch import Zygote, launch
-from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings
+from paceline.wire.store import LinkServer
 
 TRAINING = """
 import os, sys, torch

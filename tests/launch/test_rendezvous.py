@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -14,20 +15,17 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq
 
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.rendezvous.asked import Asked, parse_place
-from paceline.launch.cluster.rendezvous.meeting import Meeting, meet
-from paceline.launch.cluster.rendezvous.member import Member
-from paceline.launch.cluster.rendezvous.secret import derive, read_secret
+from paceline.launch.cluster.rendezvous import JoinRequest, Meeting, Member, derive, meet, parse_place, read_secret
+from paceline.wire.channel import Access
 
 SECRET = "a secret of many characters"
 KEYS = derive(SECRET)
 BOOT = wire.Boot(
-    number=1, addresses=(), port=1, store_port=2, key="", token="only for the run", script="train.py", folder="/there"
+    number=1, addresses=(), port=1, access=Access("", "only for the run"), script="train.py", folder="/there"
 )
 SCRIPT = """
 import sys, time, torch
@@ -72,7 +70,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> type[Played]:
     Played.started = []
-    monkeypatch.setattr("paceline.launch.cluster.rendezvous.member.ProcessAgent", Played)
+    monkeypatch.setattr("paceline.launch.cluster.rendezvous.ProcessAgent", Played)
     return Played
 
 
@@ -82,9 +80,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
-def asked(port: int, **more: Any) -> Asked:
+def asked(port: int, **more: Any) -> JoinRequest:
     more.setdefault("wait", 20.0)
-    return Asked(**({"host": "127.0.0.1", "port": port, "nodes": 3, "keys": KEYS, "workers": 4} | more))
+    return JoinRequest(**({"host": "127.0.0.1", "port": port, "nodes": 3, "keys": KEYS, "workers": 4} | more))
 
 
 def silent(text: str) -> None:
@@ -120,7 +118,7 @@ def test_the_hosts_get_what_an_agent_needs_and_the_exit_code(threads: ThreadPool
     [(command, boot)] = played.started
     assert "PYTHONHASHSEED=5" in command
     assert boot == msgspec.structs.replace(BOOT, folder=os.getcwd())
-    assert not any(BOOT.token in word for word in command)
+    assert not any(BOOT.access.token in word for word in command)
 
 
 def test_hosts_may_tell_their_own_number_of_workers(threads: ThreadPoolExecutor) -> None:
@@ -140,7 +138,7 @@ def test_a_host_with_another_secret_can_neither_join_nor_play_controller(threads
 
 
 def test_the_public_key_alone_is_not_enough(threads: ThreadPoolExecutor) -> None:
-    stolen = type(KEYS)(KEYS.public, zmq.curve_keypair()[1], "guessed")
+    stolen = dataclasses.replace(KEYS, token="guessed")
     with opened(port := free_port(), wait=0.1) as meeting:
         stranger = join(threads, port, keys=stolen, wait=0.8)
         with pytest.raises(LaunchError, match="No controller"):
@@ -201,6 +199,7 @@ def test_the_secret_comes_from_a_private_file_or_the_environment(
         read_secret(file)
     assert derive(SECRET) == KEYS != derive(SECRET + ".")
     assert SECRET not in repr(KEYS)
+    assert KEYS.private not in repr(KEYS)
     assert KEYS.token not in repr(KEYS)
 
 

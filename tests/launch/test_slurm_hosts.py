@@ -16,7 +16,7 @@ from paceline.launch import processes
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
-from paceline.launch.requeue import of_this_job
+from paceline.launch.restarts import of_this_job
 from paceline.settings import SaveSettings, is_one_of_several, slurm_allocation, without_slurm_options
 
 INSIDE = {

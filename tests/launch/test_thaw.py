@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.comm.link.client import LinkSocket, LinkStore
-from paceline.comm.link.members import Members
-from paceline.comm.link.messages import left_key, left_text
-from paceline.launch.store import LinkServer
+from paceline.comm.members import Members
 from paceline.launch.worker import thaw
+from paceline.wire.link import LinkSocket, LinkStore
+from paceline.wire.store import LinkServer, left_key, left_text
 
 PATIENCE = 20.0  # seconds
 

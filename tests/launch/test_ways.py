@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.launch.cluster import preflight
-from paceline.launch.cluster.wire import Facts, Interface
+from paceline.launch.cluster.messages import Facts, Interface
 
 
 def facts(host: str, *interfaces: Interface) -> Facts:

@@ -349,7 +349,7 @@ def test_parameters_in_host_memory(
 REFUSED = {
     "gradients of gradients": "torch.autograd.grad(model(x).sum(), x.requires_grad_(), create_graph=True)",
     "batched gradients": "torch.autograd.grad(model(x), list(model.parameters()), y[None], is_grads_batched=True)",
-    "not the same on worker 0 and worker 1": """
+    "Worker 1 writes other values into sharded weights": """
 import os
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(5):
@@ -359,7 +359,7 @@ for step in range(5):
         model[0].weight.grad += 0.1 * (os.getpid() % 1000)
     optimizer.step()
 """,
-    "not the same on worker 0 and worker": """
+    "writes other values into sharded": """
 import os
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(2):
@@ -373,7 +373,7 @@ model[2].weight.data = model[2].weight.data + torch.full((2, 7), 1e-2 * (os.getp
 }
 
 
-@pytest.mark.parametrize("what", ["gradients of gradients", "not the same on worker 0 and worker 1"])
+@pytest.mark.parametrize("what", ["gradients of gradients", "Worker 1 writes other values into sharded weights"])
 def test_what_cannot_work_is_refused(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     path = script("model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))\n" + REFUSED[what])
     found = sharded(zygote, monkeypatch, path, 2)
@@ -384,7 +384,8 @@ def test_what_cannot_work_is_refused(script: Any, zygote: Zygote, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "what", ["inside its forward", "batched gradients", "hooks", "not the same on worker 0 and worker"]
+    "what",
+    ["inside its forward", "batched gradients", "hooks", "writes other values into sharded weights or gradients"],
 )
 def test_more_that_cannot_work_is_refused(
     script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, what: str

@@ -17,8 +17,7 @@ from paceline.comm.group import Group
 from paceline.converge.optimizers.lars import LARS
 from paceline.errors import PartedError
 from paceline.strategies import catalog
-from paceline.strategies.owned.owners import Owners
-from paceline.strategies.owned.state import parameters_of, size_of
+from paceline.strategies.owned_state import Owners, parameters_of, size_of
 
 STRATEGIES = ("zero1", "central")
 OPTIMIZERS = {

@@ -268,4 +268,4 @@ def differ(group: Group, how: str) -> str:
 @pytest.mark.parametrize("how", ["a gradient", "a weight"])
 def test_workers_that_put_different_numbers_into_a_stage_are_found(pool: Any, how: str) -> None:
     for said in pool(2, how).run(differ, how):
-        assert "not the same on worker 0 and worker 1" in said
+        assert "Worker 1 writes other values into sharded weights" in said

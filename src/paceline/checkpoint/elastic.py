@@ -30,12 +30,12 @@ from paceline.checkpoint.crew import this_crew
 from paceline.checkpoint.load import load
 from paceline.checkpoint.parts import named_parts
 from paceline.checkpoint.save import save
-from paceline.comm.link.client import link_of_this_process
-from paceline.comm.link.members import has_room
+from paceline.comm.members import has_room
 from paceline.errors import CheckpointError, UsageError
 from paceline.script.seams.api import current, in_own_process
 from paceline.script.seams.stage import Stage
 from paceline.settings import JOINED, PREEMPTED, SaveSettings
+from paceline.wire.link import link_of_this_process
 
 _with_state: weakref.WeakSet[Stage] = weakref.WeakSet()
 

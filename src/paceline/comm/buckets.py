@@ -14,15 +14,57 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
-from paceline.comm.bucket import Bucket, BucketSlot, BucketTail
+from paceline.comm.channels import Pending
 from paceline.comm.group import Group
 from paceline.comm.marks import Waits
+from paceline.comm.memory.reductions import Shared
 from paceline.errors import ScriptError
 from paceline.torch_private import uses_of
+
+
+@dataclass(eq=False, slots=True)
+class BucketSlot:
+    """The place of one parameter's gradient in a bucket."""
+
+    parameter: weakref.ref[torch.Tensor]
+    name: str
+    bucket: Bucket | None = None
+    view: torch.Tensor | None = None
+    address: int = 0  # data pointer of the view when it was created
+    strides: tuple[int, ...] = ()  # strides of the parameter when the view was created
+    fired: bool = False  # the gradient hook has run in this backward
+    filled: bool = False  # the gradient has been written into the bucket
+
+
+@dataclass(eq=False, slots=True)
+class Bucket:
+    """Gradients of one dtype and device in one flat tensor, in the order of the first backward."""
+
+    slots: list[BucketSlot]
+    flat: torch.Tensor
+    shared: Shared | None = None  # the memory of `flat`, if it is shared between workers
+    key: int = 0
+    shapes: tuple[torch.Size, ...] = ()
+    uses: int = 0  # storage references held by Paceline: more mean that the script also holds the memory
+    missing: int = 0  # gradients not yet written in this backward
+    pending: Pending | None = None
+    what: str = "gradients"  # shown in messages about a wait for this bucket
+    began: float = 0.0  # time of the first gradient of this backward
+    ready: float = 0.0  # time at which its all-reduce started
+
+
+class BucketTail(NamedTuple):
+    """The small message that one worker sends at the end of a backward."""
+
+    loss: float
+    share: float  # this worker's fraction of the batch
+    riders: list[int]  # integers of the caller
+
 
 FIRST = 1 << 20  # bytes: a small first bucket, so that communication starts early
 SIZE = 25 << 20  # bytes of every other bucket

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from paceline.comm.called_off import CalledOff
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link.client import within
+from paceline.comm.ending import CalledOff
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum
+from paceline.comm.network.gloo import gloo_group
 from paceline.torch_private import AllgatherOptions
+from paceline.wire.link import within
 
 
 class Channel(Protocol):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.comm.link.client import within
+from paceline.wire.link import within
 
 
 class GpuChannel:

@@ -21,22 +21,18 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm import plain
-from paceline.comm.called_off import CalledOff, Regrouping
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel, Pending
-from paceline.comm.ending import Ending
-from paceline.comm.gloo import LOOPBACK, gloo_group
+from paceline.comm.ending import CalledOff, Ending, Regrouping, from_backend, says_lost
 from paceline.comm.gpus import GpuChannel, over_nccl
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
-from paceline.comm.link.client import LinkStore, within
-from paceline.comm.link.members import Members, again, lost_at
-from paceline.comm.link.stores import connect_store
-from paceline.comm.lost import from_backend, says_lost
+from paceline.comm.members import Members, again, lost_at
 from paceline.comm.memory.flats import as_bytes, copy_back, summable
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.comm.network.elastic_channel import ElasticChannel
+from paceline.comm.network.gloo import LOOPBACK, gloo_group
 from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
@@ -44,6 +40,7 @@ from paceline.errors import PacelineError, PartedError, PeerLostError, ScriptErr
 from paceline.record.phases import COMMUNICATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
+from paceline.wire.link import LinkStore, connect_store, within
 
 # Bound before `script/own_gpu.py` patches torch's function: the workers need the count that the script does not see.
 count_gpus = torch.cuda.device_count

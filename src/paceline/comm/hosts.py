@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from paceline.comm.channels import GlooChannel
-from paceline.comm.link.client import within
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.network import costs, hierarchy
@@ -22,6 +21,7 @@ from paceline.comm.network.compression import Bfloat16, Compressor, Float16
 from paceline.comm.network.parts import cut
 from paceline.comm.network.powersgd import PowerSGD
 from paceline.settings import Compression
+from paceline.wire.link import within
 
 
 class MemoryLocal:

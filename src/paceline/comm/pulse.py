@@ -12,9 +12,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-BEAT = 0.5  # seconds between two heartbeats of any process of a run
 LONG = 2.0  # seconds of a check of Paceline's own, after which the person at the terminal is told of it
-LOST = 10.0  # seconds without one, after which a host, or the controller, is lost
 
 
 class Pulse:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Literal, Self
 
+import msgspec
+
 from paceline import threads
 from paceline.record.schema import Step
 
@@ -18,9 +20,8 @@ IN_MEMORY = 4 << 20  # bytes of output that wait in memory; more wait on the dis
 PIECE = 65536  # bytes of output that are told at once
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Rank 0 wrote to standard output or standard error."""
+class Output(msgspec.Struct, tag=True, frozen=True):
+    """Rank 0 wrote to standard output or standard error; in an elastic run, any worker."""
 
     rank: int
     stream: Literal["stdout", "stderr"]

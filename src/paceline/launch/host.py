@@ -14,8 +14,7 @@ from paceline.errors import LaunchError
 from paceline.launch import messages, processes
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Output
-from paceline.launch.zygote.handle import Zygote
-from paceline.launch.zygote.patience import Patience
+from paceline.launch.zygote.handle import Patience, Zygote
 
 FromWorker: TypeAlias = messages.FromWorkers
 FromZygote: TypeAlias = messages.Ready | messages.Forked | messages.Ended | messages.Swept

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from paceline.threads import Bell
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal ended the verb. `exit_code` is 128 plus the signal's number."""
@@ -31,7 +33,7 @@ class Signals:
     so no signal arrives."""
 
     def __init__(self) -> None:
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.bell = Bell()
         self.came: list[int] = []
         self.warned: list[int] = []
         self.answered = False
@@ -50,13 +52,13 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.close(self.bell)
+        self.bell.close()
         if self.came and not self.answered:  # the signal came too late for this run: the restored handler gets it
             os.kill(os.getpid(), self.came[0])
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         (self.warned if number == signal.SIGUSR1 else self.came).append(number)
-        os.eventfd_write(self.bell, 1)
+        self.bell.ring()
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from paceline.launch.interrupts import Signals
 from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
 from paceline.launch.scratch import remove_dead, scratch_folder
-from paceline.launch.store import LinkServer
 from paceline.launch.watch import Watch
 from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
@@ -34,6 +33,7 @@ from paceline.record.about.origin import hide_secrets
 from paceline.settings import TRACKERS, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.topology import Host, discover
+from paceline.wire.store import LinkServer
 
 _MOST_PER_CORE = 4
 
@@ -177,7 +177,7 @@ def _check_elastic(run: RunSettings) -> None:
         return
     if run.elastic > run.workers:
         raise UsageError(
-            f"--elastic {run.elastic}: the run has {run.workers} workers, and needs more to lose one.",
+            f"--elastic {run.elastic}: start more than {run.elastic} workers (-n); the run has {run.workers}.",
             advice=f"Type: -n {run.elastic + 1}",
         )
     if run.most not in (None, run.workers):

@@ -1,7 +1,7 @@
 """The messages between the launcher, its zygote and its workers, and their framing.
 
 Launcher and zygote share a socket pair, whose messages can carry file descriptors. Launcher and workers share the
-control channel (`control.py`), whose messages carry the run's token.
+control channel (`control.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from paceline.comm.link import frames
 from paceline.record.schema import Step
 from paceline.settings import WorkerSettings
+from paceline.wire import frames
 
 # --- launcher → zygote
 
@@ -139,7 +139,6 @@ FromWorkers: TypeAlias = Beat | Said | Failed | Stack | Unrecorded
 class FromWorker(msgspec.Struct, frozen=True):
     """The envelope of every message from a worker."""
 
-    token: str
     rank: int
     message: FromWorkers
 
@@ -149,13 +148,6 @@ class FromWorker(msgspec.Struct, frozen=True):
 
 class Where(msgspec.Struct, tag=True, frozen=True):
     """A request for the worker's Python stack."""
-
-
-class ToWorker(msgspec.Struct, frozen=True):
-    """The envelope of every message to a worker."""
-
-    token: str
-    message: Where
 
 
 def send(connection: socket.socket, message: msgspec.Struct, descriptors: list[int] | None = None) -> None:

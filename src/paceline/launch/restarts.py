@@ -1,7 +1,13 @@
-"""Runs that start again: with more workers, from the state of a commit, or after a failure, from the last save."""
+"""Runs that start again: with more workers, from the state of a commit, or after a failure, from the last save.
+
+So does a Slurm job that goes back into the queue, with the same batch script and command. A note beside the saved state
+names the job that has begun, and the age of the state at that time: a newer state is the job's own, an older one is
+that of another run.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -9,10 +15,9 @@ from pathlib import Path
 
 from paceline.launch.events import Event, Notice
 from paceline.launch.host import HostsGoneError
-from paceline.launch.requeue import of_this_job
 from paceline.record import Outcome
 from paceline.record.schema import FailureKind
-from paceline.settings import JOINED, RunSettings
+from paceline.settings import JOINED, RunSettings, SaveSettings, slurm_allocation
 from paceline.units import count
 
 SAVED = "checkpoint.json"  # in the folder of a whole checkpoint
@@ -90,3 +95,22 @@ def _age(folder: str) -> int:
         return (Path(folder) / SAVED).stat().st_mtime_ns
     except FileNotFoundError:
         return 0
+
+
+def of_this_job(saving: SaveSettings, age: int) -> SaveSettings:
+    """The settings, with the saved state to go on from if this job has saved one in an earlier start. `age` is that of
+    the saved state; 0: there is none. Called once at the start of a run, by its launcher."""
+    allocation = slurm_allocation()
+    if allocation is None:
+        return saving
+    note = Path(f"{saving.folder}.job")
+    begun = ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        begun = note.read_text()
+    job, _, before = begun.partition(" ")
+    if allocation.restarts and job == allocation.job:
+        return dataclasses.replace(saving, resume=saving.folder) if age and str(age) != before else saving
+    with contextlib.suppress(OSError):  # a folder that cannot be written fails at the first save, with its reason
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(f"{allocation.job} {age}")
+    return saving

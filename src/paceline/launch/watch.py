@@ -18,7 +18,6 @@ from typing import Any, Self
 import zmq
 
 from paceline import threads
-from paceline.comm.link.messages import ROOM, left_key, left_text
 from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch import messages
 from paceline.launch.events import Asking, Checking, Event, Notice, Output, Progress, Stall
@@ -35,6 +34,7 @@ from paceline.record.servers import read_reports
 from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.units import count
+from paceline.wire.store import ROOM, left_key, left_text
 
 _TICK = 0.2  # seconds between two checks of the deadlines
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM
@@ -182,8 +182,8 @@ class Watch:
                 lost[host] = error
         if lost:
             self._lose(lost)
-        if self._signals.bell in ready:
-            os.eventfd_read(self._signals.bell)
+        if self._signals.bell.fileno() in ready:
+            self._signals.bell.clear()
             while self._signals.warned:
                 self._signal_all(self._signals.warned.pop(0))
                 self._tell(Notice("SIGUSR1 was passed on to the workers whose script handles it."))

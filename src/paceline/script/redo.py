@@ -26,7 +26,7 @@ from torch.autograd import Function
 from torch.nn.parameter import is_lazy
 
 from paceline.comm.group import Group
-from paceline.comm.link.members import lost_at
+from paceline.comm.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.proof.mutations import Containers, Told

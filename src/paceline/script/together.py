@@ -20,9 +20,9 @@ import msgspec
 import numpy as np
 import torch
 
-from paceline.comm.called_off import CalledOff, Regrouping
+from paceline.comm.ending import CalledOff, Regrouping
 from paceline.comm.group import Group
-from paceline.comm.link.members import lost_at
+from paceline.comm.members import lost_at
 from paceline.errors import PacelineError, PeerRaisedError
 
 PLAIN = (str, bytes, bool, int, float, type(None))

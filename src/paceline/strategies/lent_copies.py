@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.agreement.digest import digest
 from paceline.errors import ScriptError
-from paceline.strategies.digest import digest
 
 PATIENCE = 8  # comparisons of an array
 Copies = Sequence[tuple[Any, torch.Tensor]]

@@ -17,9 +17,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paceline.comm.bucket import BucketTail
+from paceline.agreement.compare import Agreement
+from paceline.agreement.updates import LossCheck, is_number
 from paceline.comm.bucket_tuning import BucketTuner
-from paceline.comm.buckets import Buckets, Watcher
+from paceline.comm.buckets import Buckets, BucketTail, Watcher
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.group import Group
 from paceline.comm.sparse import sparse
@@ -28,10 +29,8 @@ from paceline.script.rows import crossings
 from paceline.script.seams.stage import Stage, call_site
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
-from paceline.strategies.agreement import Agreement
 from paceline.strategies.base import BaseStrategy
 from paceline.strategies.half_done import HalfDone
-from paceline.strategies.loss_check import LossCheck, is_number
 from paceline.torch_private import BatchNorm, own_grad, parameters_in
 
 

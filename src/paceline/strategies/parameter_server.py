@@ -18,7 +18,6 @@ import msgspec
 import torch
 from torch import nn
 
-from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.errors import ScriptError, UsageError
 from paceline.record.phases import COMMUNICATION
 from paceline.script.recorder import EnoughSteps
@@ -30,9 +29,10 @@ from paceline.strategies.server.client import Client
 from paceline.strategies.server.config import ServerConfig
 from paceline.strategies.server.dealing import Deal, Dealing, Iteration
 from paceline.strategies.server.exchange import Exchange
-from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.servers import Addresses, Servers
 from paceline.strategies.server.stale.correction import Kind
+from paceline.wire.channel import Access, Keys
+from paceline.wire.link import LinkStore, link_of_this_process
 
 CORRECTED: dict[Kind, str] = {
     "momentum": "each worker has a momentum of its own",
@@ -42,10 +42,10 @@ CORRECTED: dict[Kind, str] = {
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """What rank 0 tells the other workers: where servers are, and the keys of workers."""
+    """What rank 0 tells the other workers: where servers are, and how to speak with them."""
 
     addresses: Addresses
-    keys: WorkerKeys
+    access: Access
 
 
 class ParameterServer(BaseStrategy):
@@ -103,12 +103,13 @@ class ParameterServer(BaseStrategy):
             )
         self.rank, self.world = settings.rank, settings.world
         stage.pulse.notice(self._first_line())
-        met = self._meet(settings, LinkStore(link).within("paceline/servers"))
+        self._store = LinkStore(link).within("paceline/servers")
+        met = self._meet(settings, self._store)
         self.client = Client(
-            met.addresses, met.keys, rank=settings.rank, notice=stage.pulse.notice, waiting=self._waiting
+            met.addresses, met.access, rank=settings.rank, notice=stage.pulse.notice, waiting=self._waiting
         )
         self._stream = OwnStream(stage.run.seed, settings.rank)
-        self._dealing = Dealing(stage, self.client, rank=self.rank, world=self.world, deal=self.deal)
+        self._dealing = Dealing(stage, self._store, rank=self.rank, world=self.world, deal=self.deal)
         self._dealing.at_end = self._skip_missing
         stage.subscribe(self)
 
@@ -128,9 +129,9 @@ class ParameterServer(BaseStrategy):
         """Rank 0 starts the servers, and tells the others through the launcher, which only this run's workers reach."""
         if settings.rank:
             return msgspec.json.decode(store.get("meeting"), type=Meeting)
-        ours, workers = make_keys()
+        keys = Keys.make()
         config = ServerConfig(
-            keys=ours,
+            keys=keys,
             folder=os.path.realpath(Path(settings.control.removeprefix("ipc://")).parent),
             record=settings.record,
             servers=self.servers,
@@ -142,7 +143,7 @@ class ParameterServer(BaseStrategy):
             last_write=False,
         )
         # The servers must outlive rank 0, which may end before other workers: their guardian is the workers' parent.
-        met = Meeting(Servers(config, fork=True, guardian=os.getppid()).addresses(), workers)
+        met = Meeting(Servers(config, fork=True, guardian=os.getppid()).addresses(), keys.access)
         store.set("meeting", msgspec.json.encode(met))
         return met
 
@@ -174,7 +175,7 @@ class ParameterServer(BaseStrategy):
 
     def before_forward(self, module: nn.Module) -> None:
         learns = torch.is_grad_enabled() and module.training
-        if self.rank and self.deal == "free" and self.client is not None and self.client.has_ended:
+        if self.rank and self.deal == "free" and self.client is not None and self._store.check(["over"]):
             raise EnoughSteps  # rank 0 has ended: nobody would see what this worker still learns
         for exchange in self._exchanges.values():
             exchange.wait()
@@ -210,7 +211,7 @@ class ParameterServer(BaseStrategy):
     def on_enough(self) -> None:
         if self.client is not None:
             if self.rank == 0 and self.deal == "free":
-                self.client.end_run()
+                self._store.set("over", b"")
             self.client.close()
             self.client = None
 
@@ -268,8 +269,7 @@ class ParameterServer(BaseStrategy):
 
 
 def steps_more(batches: int, steps: int) -> int:
-    """How many steps one more batch makes, if so many batches made so many steps (with accumulated gradients: fewer
-    steps than batches)."""
+    """Steps that one more batch makes, at the steps per batch so far: with gradient accumulation, fewer than one."""
     if not batches:
         return 1
     if steps >= batches:

@@ -34,7 +34,7 @@ from paceline.script.seams.stage import Stage
 from paceline.script.slicing.lazy_parameters import initialise_lazy
 from paceline.script.slicing.parts import sizes_of
 from paceline.strategies.base import A, B, C, D
-from paceline.strategies.owned.state import parameters_of
+from paceline.strategies.owned_state import parameters_of
 from paceline.strategies.pipelined import orders, streams
 from paceline.strategies.pipelined.at_seams import AtSeams
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks

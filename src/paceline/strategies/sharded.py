@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from paceline.agreement.updates import compare_options
 from paceline.comm.axes import Axes
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.torch_backend import torch_mesh
@@ -30,7 +31,6 @@ from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
-from paceline.strategies.owned.comparison import compare_options
 from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call, parameters_in
 from paceline.units import size
 
@@ -261,18 +261,16 @@ class Sharded(Mirrored):
 
     def before_step(self, optimizer: Any) -> None:
         self._look_at_parameters("steps with")
-        compare_options(optimizer, self.group)
-        self._compare_operands()
+        operands = None if self._rules is None else self._rules.operands
+        told = compare_options(optimizer, self.group, () if operands is None else operands.shown())
+        if operands is not None:
+            operands.judge(told)
         super().before_step(optimizer)
-
-    def _compare_operands(self) -> None:
-        """What the script has put into sharded tensors since the last update must be equal on all workers."""
-        if self._rules is not None:
-            self._rules.operands.compare(self.group)
 
     def _compare_last(self) -> None:
         super()._compare_last()
-        self._compare_operands()
+        if self._rules is not None:
+            self._rules.operands.compare(self.group)
 
     def before_forward(self, module: nn.Module) -> None:
         self.look()

@@ -77,6 +77,11 @@ class StageTensor(torch.Tensor):
         if self.leaf is not None and new.value is not None:
             self.leaf.data = new.value
 
+    @property
+    def local(self) -> torch.Tensor:
+        """What replicas of a stage hold: its own value, and nothing on the other stages."""
+        return torch.empty(0, dtype=self.dtype, device=self.device) if self.value is None else self.value
+
     def numpy(self, *, force: bool = False) -> Any:
         full = self.team.lent.known(self, whole(self))
         array = full.view_as(full).requires_grad_(self.requires_grad).numpy(force=force)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from paceline.script.seams.api import current
-from paceline.strategies.stage_tensor import StageTensor
 from paceline.torch_private import is_dtensor
 
 
@@ -40,15 +39,6 @@ def part(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     value = value.to(placed.to_local().device)
     # Every worker holds the same values: nothing has to be sent.
     return distribute_tensor(value, placed.device_mesh, placed.placements, src_data_rank=None)
-
-
-def held(tensor: torch.Tensor) -> torch.Tensor:
-    """What all workers that share rows hold of a tensor: the shard of a parameter that a mesh has split, without a
-    graph, or the value of a pipeline stage's own parameter, empty on the other stages; any other tensor itself."""
-    if isinstance(tensor, StageTensor):
-        return torch.empty(0, dtype=tensor.dtype, device=tensor.device) if tensor.value is None else tensor.value
-    shard: Any = getattr(tensor, "shard", None)
-    return tensor if shard is None else shard.to_local()
 
 
 def strategy_name() -> str:

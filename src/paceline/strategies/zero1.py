@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
+from paceline.agreement.updates import compare
 from paceline.comm.group import Group
 from paceline.comm.memory.flats import as_bytes
 from paceline.script.seams.stage import Stage
 from paceline.script.together import Together
 from paceline.strategies.mirrored import Mirrored
-from paceline.strategies.owned.comparison import compare
-from paceline.strategies.owned.owners import Owners
-from paceline.strategies.owned.state import AT_ONCE, divide, size_of, whole_parameters_of
+from paceline.strategies.owned_state import AT_ONCE, Owners, divide, size_of, whole_parameters_of
 from paceline.units import size
 
 ONE_BY_ONE = ("torch.optim.", "paceline.converge.optimizers.")  # modules whose optimizers treat parameters one by one

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm.called_off import CalledOff
+from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
 from paceline.comm.memory.engine import MemoryEngine
 

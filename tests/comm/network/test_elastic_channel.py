@@ -16,15 +16,14 @@ import pytest
 import torch
 
 from paceline import settings
-from paceline.comm.called_off import CalledOff
+from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
-from paceline.comm.link.client import LinkSocket
-from paceline.comm.link.messages import left_key, left_text
 from paceline.comm.network.elastic_channel import SMALL, ElasticChannel
 from paceline.comm.network.letters import Letters
 from paceline.errors import PartedError
-from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings, WorkerSettings
+from paceline.wire.link import LinkSocket
+from paceline.wire.store import LinkServer, left_key, left_text
 
 PATIENCE = 60.0  # seconds: a fault, never a slow machine
 WORTH = (1.0, 10.0, 100.0, 1000.0)  # what each worker adds: a sum tells who was there

@@ -19,7 +19,7 @@ from paceline.comm.group import Group
 from paceline.comm.network import costs
 from paceline.comm.network.algorithms import ALGORITHMS, all_reduce, broadcast
 from paceline.comm.network.costs import Costs, choose, estimate, measure
-from paceline.comm.network.messages import Wire
+from paceline.comm.network.gloo_wire import Wire
 from paceline.comm.network.parts import cut
 from paceline.errors import PeerLostError
 

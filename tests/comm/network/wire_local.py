@@ -6,7 +6,7 @@ import torch
 
 from paceline.comm.network import algorithms
 from paceline.comm.network.costs import CHUNK
-from paceline.comm.network.messages import Wire
+from paceline.comm.network.gloo_wire import Wire
 from paceline.comm.network.parts import chunks, cut
 
 

@@ -15,8 +15,8 @@ import torch
 from pool import Pool
 
 from paceline.comm.group import Group
+from paceline.comm.network.gloo_wire import Transfer, Wire, connect
 from paceline.comm.network.hierarchy import connect_lane, count_lanes
-from paceline.comm.network.messages import Transfer, Wire, connect
 
 SOON = 20.0  # seconds until a death is noticed: under five by itself, and what a busy machine adds to it
 _wires: dict[str, Wire] = {}  # of this worker: connected once, used by many examples

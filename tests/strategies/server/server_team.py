@@ -19,8 +19,8 @@ from paceline.record.servers import ServerReport, read_reports
 from paceline.strategies.server.client import Client
 from paceline.strategies.server.config import ServerConfig
 from paceline.strategies.server.exchange import Exchange
-from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.servers import Addresses, Servers
+from paceline.wire.channel import Access, Keys
 
 TIME_OUT = 90.0  # seconds: a fault, never a slow machine
 
@@ -72,14 +72,14 @@ class Worker:
 
 
 class Team:
-    """A run's servers, its keys, and the workers that a test starts."""
+    """A run's servers, the access to them, and the workers that a test starts."""
 
-    def __init__(self, folder: Path, servers: Servers, addresses: Addresses, keys: WorkerKeys) -> None:
-        self.folder, self.servers, self.addresses, self.keys = folder, servers, addresses, keys
+    def __init__(self, folder: Path, servers: Servers, addresses: Addresses, access: Access) -> None:
+        self.folder, self.servers, self.addresses, self.access = folder, servers, addresses, access
         self.notices: list[str] = []
 
     def client(self, rank: int = 0) -> Client:
-        return Client(self.addresses, self.keys, rank=rank, notice=self.notices.append)
+        return Client(self.addresses, self.access, rank=rank, notice=self.notices.append)
 
     def start(self, rank: int, function: Callable[..., None], *args: Any) -> Worker:
         return Worker(self, rank, function, args)
@@ -91,9 +91,9 @@ class Team:
         """After the servers have ended."""
         return read_reports(self.folder)
 
-    def until_logged(self, text: str, server: int = 0) -> None:
+    def until_logged(self, text: str, server: int = 0, *, times: int = 1) -> None:
         by = time.monotonic() + TIME_OUT
-        while text not in self.log(server):
+        while self.log(server).count(text) < times:
             assert time.monotonic() < by, f"{text!r} is not in the log:\n{self.log(server)}"
             time.sleep(0.01)
 
@@ -101,9 +101,9 @@ class Team:
 @contextmanager
 def team(folder: Path, **settings: Any) -> Iterator[Team]:
     """Servers that end with the block; reports and logs are in the folder."""
-    ours, workers = make_keys()
-    with Servers(ServerConfig(keys=ours, folder=str(folder), record=str(folder), **settings), fork=True) as servers:
-        yield Team(folder, servers, servers.addresses(), workers)
+    keys = Keys.make()
+    with Servers(ServerConfig(keys=keys, folder=str(folder), record=str(folder), **settings), fork=True) as servers:
+        yield Team(folder, servers, servers.addresses(), keys.access)
 
 
 def model(seed: int = 0, *, width: int = 7) -> torch.nn.Module:

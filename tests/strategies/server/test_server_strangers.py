@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
@@ -17,9 +16,9 @@ from server_team import Team, team
 from paceline.strategies.server import messages as say
 from paceline.strategies.server.exchange import Exchange
 from paceline.strategies.server.heartbeat import connect
-from paceline.strategies.server.keys import WorkerKeys, make_keys
 from paceline.strategies.server.partition import Share
 from paceline.strategies.server.servers import Addresses
+from paceline.wire.channel import Access, Keys
 
 LET_IN = 30  # silent connections, at least
 SILENT = 200  # connections, of which few are let in
@@ -40,20 +39,19 @@ def works(it: Team) -> None:
 def test_strangers_are_refused_and_logged(tmp_path: Path) -> None:
     with team(tmp_path, network="127.0.0.1") as it, zmq.Context() as context:
         address, beyond = it.addresses.servers[0]
-        _, others = make_keys()
-        hello = say.encode(say.Hello(1, 1, 0, 1, ""))
-        with_own_keys = connect(context, address, WorkerKeys(others.public, others.secret, it.keys.server))
-        with_own_keys.send(hello)
-        it.until_logged(f"refused a connection from process {os.getpid()} of user {os.getuid()} on this host: its key")
-        of_another_run = connect(context, beyond, others)
+        hello = [say.encode(say.Hello(1, 1, 0, 1, ""))]
+        guessing = connect(context, address, Access(it.access.key, "guessed"))
+        guessing.send(hello)
+        it.until_logged("refused 1 connection of processes that do not have the run's keys")
+        of_another_run = connect(context, beyond, Keys.make().access)
         of_another_run.send(hello)
-        it.until_logged("of processes that do not have the run's keys")
+        it.until_logged("of processes that do not have the run's keys", times=2)
         plain: Any = context.socket(zmq.DEALER)
         plain.connect(address)
-        plain.send(hello)
-        assert not with_own_keys.poll(0)
+        plain.send(it.access.token.encode() + hello[0])
+        assert not guessing.socket.poll(0)
         assert not plain.poll(0)
-        for stranger in (with_own_keys, of_another_run, plain):
+        for stranger in (guessing, of_another_run, plain):
             stranger.close(linger=0)
         works(it)
     (report,) = it.reports()
@@ -107,9 +105,9 @@ def test_garbage_from_a_worker_is_counted_and_ends_no_server(tmp_path: Path) -> 
     chance = random.Random(4)
     with team(tmp_path) as it, zmq.Context() as context:
         works(it)
-        sender = connect(context, it.addresses.servers[0][0], it.keys)
+        sender = connect(context, it.addresses.servers[0][0], it.access)
         worker = 5
-        sender.send(say.encode(say.Hello(1, worker, 0, 1, "")))
+        sender.send([say.encode(say.Hello(1, worker, 0, 1, ""))])
         sent = 0
         good = say.encode(say.Push(1, worker, 0, 0, 0, 0, 1.0, (), ({"lr": 1.0},)))
         for frames in (
@@ -120,18 +118,18 @@ def test_garbage_from_a_worker_is_counted_and_ends_no_server(tmp_path: Path) -> 
             [say.encode(["push", 1])],
             *([chance.randbytes(chance.randint(1, 300))] for _ in range(50)),
         ):
-            sender.send_multipart(frames)
+            sender.send(frames)
             sent += 1
         spec = torch_like_spec()
         wrong = say.Open(2, worker, 0, spec[0], Share(0, 0, 1 << 40, ()), spec[1], None, 0, None, 0)
-        sender.send_multipart(say.framed(wrong, b"1234"))
-        sender.send(say.encode(say.Push(3, worker, 9, 0, 0, 0, 1.0, (), ())))
+        sender.send(say.framed(wrong, b"1234"))
+        sender.send([say.encode(say.Push(3, worker, 9, 0, 0, 0, 1.0, (), ()))])
         answers = []
         while not any(getattr(answer, "request", 0) == 3 for answer in answers):
-            assert sender.poll(60_000)
-            answers.append(say.decode_answer(sender.recv_multipart()[0]))
+            assert sender.socket.poll(60_000)
+            answers += [say.decode_answer(frames[0]) for frames in sender.receive()]
         assert any(isinstance(answer, say.Refused) for answer in answers)
-        sender.close(linger=0)
+        sender.close()
         works(it)
     (report,) = it.reports()
     assert report.malformed >= sent + 1
@@ -149,16 +147,16 @@ def torch_like_spec() -> Any:
 
 def test_a_class_that_is_no_optimizer_is_never_made(tmp_path: Path) -> None:
     with team(tmp_path) as it, zmq.Context() as context:
-        sender = connect(context, it.addresses.servers[0][0], it.keys)
-        sender.send(say.encode(say.Hello(1, 5, 0, 1, "")))
+        sender = connect(context, it.addresses.servers[0][0], it.access)
+        sender.send([say.encode(say.Hello(1, 5, 0, 1, ""))])
         tensors, spec = torch_like_spec()
         for path in ("subprocess.Popen", "torch.optim.os.system", "torch.optim.lr_scheduler.StepLR"):
             asked = type(spec)(path, spec.groups, spec.options)
             share = Share(0, 0, 0, ())
-            sender.send_multipart(say.framed(say.Open(7, 5, 0, tensors, share, asked, None, 0, None, 0), b""))
+            sender.send(say.framed(say.Open(7, 5, 0, tensors, share, asked, None, 0, None, 0), b""))
         refused = 0
         while refused < 3:
-            assert sender.poll(60_000)
-            refused += isinstance(say.decode_answer(sender.recv_multipart()[0]), say.Refused)
-        sender.close(linger=0)
+            assert sender.socket.poll(60_000)
+            refused += sum(isinstance(say.decode_answer(frames[0]), say.Refused) for frames in sender.receive())
+        sender.close()
         works(it)

@@ -142,7 +142,7 @@ def test_a_server_that_starts_again_gives_every_worker_the_mean_momentum(tmp_pat
         shard.apply([gradient], frozenset(), [options], own=worker)
     draft = shard_file.Draft()
     draft.add(0, shard, {}, {0: 1, 1: 1})
-    draft.write(tmp_path / "shard", shard_file.Contents(0, 2, {}, tuple(draft.spaces), {}, {}))
+    draft.write(tmp_path / "shard", shard_file.Contents(0, 2, {}, tuple(draft.spaces)))
     _, (again,) = shard_file.read(tmp_path / "shard")
     nothing = torch.zeros(40, dtype=torch.float64)
     for worker, momentum in ((0, 2.0), (1, 2.0), (7, 0.0)):

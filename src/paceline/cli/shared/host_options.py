@@ -19,10 +19,7 @@ from paceline.launch.cluster import mpi
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.ray_cluster import RayHosts
-from paceline.launch.cluster.rendezvous.asked import Asked, parse_place
-from paceline.launch.cluster.rendezvous.meeting import Meeting, meet
-from paceline.launch.cluster.rendezvous.member import Member
-from paceline.launch.cluster.rendezvous.secret import derive, read_secret
+from paceline.launch.cluster.rendezvous import JoinRequest, Meeting, Member, derive, meet, parse_place, read_secret
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.cluster.ssh import FoundHosts, SshHosts
 from paceline.launch.interrupts import exit_code_of
@@ -245,7 +242,7 @@ def _under_mpi(
     followers = mpi.Followers(process)
     with ending(followers.finish):
         if told is not None:
-            meant = Asked(
+            meant = JoinRequest(
                 host="" if process.rank == 0 else told.reachable(asked.wait),
                 port=told.port,
                 nodes=told.nodes,
@@ -270,7 +267,7 @@ def total(backend: ClusterBackend) -> int:
 
 
 @contextlib.contextmanager
-def _met(meant: Asked, quiet: bool) -> Iterator[Meeting]:
+def _met(meant: JoinRequest, quiet: bool) -> Iterator[Meeting]:
     meeting = meet(meant, _teller(quiet))
     if isinstance(meeting, Member):
         raise typer.Exit(meeting.serve())
@@ -298,7 +295,7 @@ def ending(finish: Callable[[int, str], None]) -> Iterator[None]:
     finish(0, "")
 
 
-def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, own: int) -> Asked:
+def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, own: int) -> JoinRequest:
     assert asked.rendezvous is not None
     other = next((name for name in ("hosts", "hostfile", "discover") if getattr(asked, name) is not None), None)
     if other is not None:
@@ -320,7 +317,7 @@ def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, o
         check(
             replace(settings, workers=workers), discover(), oversubscribe=True
         )  # a mistake is told of before others come
-    return Asked(
+    return JoinRequest(
         host=host,
         port=port,
         nodes=asked.nodes,

@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.link.client import within
-from paceline.comm.link.stores import connect_store
 from paceline.comm.measuring import collectives, devices, pairs
 from paceline.comm.measuring.plan import MeasuringPlan, Report, in_words
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.settings import of_this_process
+from paceline.wire.link import connect_store, within
 
 
 def main(path: str) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link.client import within
 from paceline.comm.measuring.plan import FLOAT, Collective, MeasuringPlan, algorithms, elements
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.reductions import Reductions
 from paceline.comm.network import algorithms as network
-from paceline.comm.network.messages import connect
+from paceline.comm.network.gloo import gloo_group
+from paceline.comm.network.gloo_wire import connect
+from paceline.wire.link import within
 
 Ways = dict[str, Contender]  # by algorithm
 

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import torch
 
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link.client import within
 from paceline.comm.measuring.plan import FLOAT, MeasuringPlan, Pair
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
+from paceline.comm.network.gloo import gloo_group
+from paceline.wire.link import within
 
 TAG = 7
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.link import frames
-from paceline.comm.link.client import LinkStore
 from paceline.errors import LaunchError, PeerLostError
+from paceline.wire import frames
+from paceline.wire.link import LinkStore
 
 _CREDENTIALS = struct.Struct("iII")  # process id, user id, group id
 _DEFAULT_TIMEOUT = 300.0  # seconds for all workers of a group to connect

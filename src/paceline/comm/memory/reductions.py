@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from paceline.comm.call_site import script_line
-from paceline.comm.link.client import within
 from paceline.comm.memory.region import Region
 from paceline.comm.memory.shm_rendezvous import LINE, Meeting
+from paceline.wire.link import within
 
 CHUNK = 256 << 10  # bytes that are summed and written to all workers while they are in the cache
 OPEN = 64  # ring buffer entries for started sums; at most half of them are in use

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.comm.call_site import script_line
-from paceline.comm.called_off import CalledOff, Regrouping
+from paceline.comm.ending import CalledOff, Regrouping
 from paceline.comm.memory import signals
 from paceline.comm.memory.handover import forget, hand_over
 from paceline.comm.memory.region import Peers, Region

@@ -22,7 +22,7 @@ import torch
 
 from paceline.comm.network.costs import CHUNK, Costs, choose
 from paceline.comm.network.direct import Cast, direct
-from paceline.comm.network.messages import Transfer, Wire
+from paceline.comm.network.gloo_wire import Transfer, Wire
 from paceline.comm.network.parts import chunks, cut
 
 AHEAD = 8  # messages received before the first of them must be added

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from paceline.comm.network.algorithms import all_reduce
 from paceline.comm.network.costs import Costs
 from paceline.comm.network.direct import Cast, Codec, direct
-from paceline.comm.network.messages import Wire
+from paceline.comm.network.gloo_wire import Wire
 
 WIDE = (torch.float32, torch.float64)  # the dtypes that are compressed; every other dtype is sent unchanged
 BLOCK = 2048  # values that share a scale in fp16

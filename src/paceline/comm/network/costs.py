@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.comm.network.messages import Wire
+from paceline.comm.network.gloo_wire import Wire
 
 CHUNK = 1 << 19  # bytes: the largest message; one chunk is added while the next is on the network
 PROBE = 4 << 20  # bytes of the message that measures bandwidth

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from paceline.comm.network.costs import CHUNK
-from paceline.comm.network.messages import Transfer, Wire
+from paceline.comm.network.gloo_wire import Transfer, Wire
 from paceline.comm.network.parts import chunks, cut
 
 

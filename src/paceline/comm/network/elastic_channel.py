@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from paceline.comm.call_site import script_line
-from paceline.comm.called_off import CalledOff, Regrouping
-from paceline.comm.link.members import Members
+from paceline.comm.ending import CalledOff, Regrouping
+from paceline.comm.members import Members
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.network.letters import Letter, Letters

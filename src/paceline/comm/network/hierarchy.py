@@ -24,7 +24,7 @@ import torch
 from paceline.comm.network import algorithms
 from paceline.comm.network.compression import Compressor
 from paceline.comm.network.costs import Costs
-from paceline.comm.network.messages import Wire, connect
+from paceline.comm.network.gloo_wire import Wire, connect
 from paceline.comm.network.parts import chunks, cut
 
 SLAB = 4 << 20  # bytes: while one slab is on the network, the next slab is summed within the host

@@ -11,7 +11,6 @@ connection; who has them already drops them.
 
 from __future__ import annotations
 
-import secrets
 import struct
 import time
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import zmq
 
-from paceline.comm.network.connections import Connections
-from paceline.comm.network.curve import Door, frames_of, is_token, trust
+from paceline.wire.channel import Connection, Keys, Listener, frames_of
 
 _HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
 _LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest
@@ -44,38 +42,30 @@ class Letters:
         """Every worker of the group calls it; waits until all have an address. `look` raises if a peer is lost."""
         self.rank, self.world, self._look = rank, world, look
         self.peers = [peer for peer in range(world) if peer != rank]
-        self._context = zmq.Context()
-        public, secret = zmq.curve_keypair()
-        self._token = secrets.token_hex(16)
-        self._inbox: Any = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, 0)
-        self._door = Door(self._inbox, secret, address, expected=world)
+        self._listener = Listener(Keys.make(), address, expected=world)
+        self._context = zmq.Context()  # of the connections
         self._came: dict[tuple[int, int], dict[int, Letter]] = {}
         self._over: tuple[int, int] = (0, -1)  # the latest collective and phase whose letters were all collected
-        self._to: dict[int, tuple[Any, bytes]] = {}  # the socket to each peer, and the peer's token
+        self._to: dict[int, Connection] = {}
         self._sent: dict[int, list[list[Any]]] = {peer: [] for peer in self.peers}  # what may have to be sent again
-        self._connections: dict[int, Connections] = {}  # to each peer
         try:
-            store.set(f"letters{rank}", f"tcp://{address}:{self._door.port} {public.decode()} {self._token}")
+            store.set(f"letters{rank}", " ".join((self._listener.place, *self._listener.access)))
             for peer in self.peers:
-                place, key, token = store.get(f"letters{peer}").decode().split()
-                socket: Any = self._context.socket(zmq.PUSH)
-                self._to[peer] = socket, token.encode()
-                trust(socket, key)
-                socket.setsockopt(zmq.SNDHWM, 0)
-                socket.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED)
-                self._connections[peer] = Connections(socket)
-                socket.connect(place)
+                self._to[peer] = Connection(
+                    *store.get(f"letters{peer}").decode().split(),
+                    context=self._context,
+                    events=zmq.EVENT_HANDSHAKE_SUCCEEDED,
+                    options={zmq.TCP_MAXRT: _UNACKNOWLEDGED},
+                )
         except BaseException:
             self.close()
             raise
 
     def post(self, peer: int, number: int, phase: int, call: bytes, data: torch.Tensor | None = None) -> None:
         """Sends bytes. They must not change until all peers have said that they have them (`arrived`)."""
-        _, token = self._to[peer]
-        frames = [token, _HEAD.pack(number, phase, self.rank), call]
+        frames = [_HEAD.pack(number, phase, self.rank), call]
         self._sent[peer].append(frames if data is None else [*frames, *frames_of(data.numpy())])
-        self._send(peer, self._sent[peer][-1])
+        self._to[peer].send(self._sent[peer][-1], copy=False)
 
     def collect(self, number: int, phase: int, *, or_so: Callable[[], bool] = lambda: False) -> dict[int, Letter]:
         """Waits for the letters of all peers in this phase of a collective, or until it has become so that they are
@@ -83,7 +73,7 @@ class Letters:
         nap, began = _LOOKS[0], time.monotonic()
         looked = asked = began
         while len(came := self._came.setdefault((number, phase), {})) < len(self.peers):
-            if self._inbox.poll(int(1000 * nap)):
+            if self._listener.socket.poll(int(1000 * nap)):
                 self._take()
             if (now := time.monotonic()) - looked >= nap:
                 self._look()
@@ -104,11 +94,9 @@ class Letters:
 
     def close(self, *, linger: int = 0) -> None:
         """With `linger`, waits so many milliseconds for what was sent last."""
-        for connection in self._connections.values():
-            connection.close()
-        self._door.close()
-        for socket in (self._inbox, *(socket for socket, _ in self._to.values())):
-            socket.close(linger=linger)
+        for connection in self._to.values():
+            connection.close(linger=linger)
+        self._listener.close()
         self._sent.clear()
         self._context.term()
 
@@ -116,23 +104,18 @@ class Letters:
         """Before the process ends."""
         self.close(linger=_FAREWELL)
 
-    def _send(self, peer: int, letter: list[Any]) -> None:
-        self._to[peer][0].send_multipart(letter, copy=False)
-
     def _send_again(self) -> None:
         """Letters to peers to which there is a new connection: those on their way may be lost with the old one."""
-        for peer, connection in self._connections.items():
-            for letter in self._sent[peer] if connection.were_renewed() else ():
-                self._send(peer, letter)
+        for peer, connection in self._to.items():
+            for letter in self._sent[peer] if connection.was_renewed() else ():
+                connection.send(letter, copy=False)
 
     def _take(self) -> None:
-        token, head, call, *data = self._inbox.recv_multipart(copy=False)
-        if not is_token(token.bytes, self._token) or len(head) != _HEAD.size:
-            return
-        number, phase, sender = _HEAD.unpack(head.bytes)
-        if (number, phase) <= self._over:
-            return  # it has come before
-        # A copy: what came is read-only, and lies at any address.
-        raw = bytearray().join(frame.buffer for frame in data)
-        held = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._came.setdefault((number, phase), {})[sender] = Letter(call.bytes, held)
+        for _, (head, call, *data) in self._listener.receive(copy=False):
+            number, phase, sender = _HEAD.unpack(head)
+            if (number, phase) <= self._over:
+                continue  # it has come before
+            # A copy: what came is read-only, and lies at any address.
+            raw = bytearray().join(data)
+            held = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8, device="cpu")
+            self._came.setdefault((number, phase), {})[sender] = Letter(bytes(call), held)

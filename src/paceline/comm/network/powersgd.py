@@ -16,7 +16,7 @@ import torch
 from paceline.comm.network.algorithms import all_reduce, broadcast
 from paceline.comm.network.compression import WIDE
 from paceline.comm.network.costs import Costs
-from paceline.comm.network.messages import Wire
+from paceline.comm.network.gloo_wire import Wire
 
 ROWS = 1 << 16  # values of a matrix that are rebuilt at a time, so that the values stay in the cache
 

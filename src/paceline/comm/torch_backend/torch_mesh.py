@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.axes import Axes
-from paceline.comm.gloo import FOREVER
 from paceline.comm.group import Group, count_gpus
+from paceline.comm.network.gloo import FOREVER
 from paceline.comm.torch_backend.registration import NAME
 from paceline.errors import UsageError
 

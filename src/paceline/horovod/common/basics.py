@@ -11,13 +11,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.comm.link.client import within
-from paceline.comm.link.stores import connect_store
 from paceline.horovod.common.process_sets import ProcessSet, adopt, global_process_set
 from paceline.horovod.engine import membership, regroup
-from paceline.horovod.engine.controller import Controller
-from paceline.horovod.engine.current import NOT_INITIALIZED, current, set_current, take_current
+from paceline.horovod.engine.controller import NOT_INITIALIZED, Controller, current, set_current, take_current
 from paceline.settings import horovod_settings
+from paceline.wire.link import connect_store, within
 
 _inits = 0  # every rank calls init equally often: the number tells its connections from earlier ones
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.horovod.engine.current import current, required, sets_may_change
+from paceline.horovod.engine.controller import current, required, sets_may_change
 from paceline.horovod.engine.messages import ADD_SET, REMOVE_SET
 from paceline.horovod.engine.operation import How, Operation
 

@@ -2,7 +2,7 @@
 
 Rank 0 measures the bytes per second of the script as it runs, compute included, in windows of at least 0.3 s and ten
 verdicts. The first window of a candidate is not counted. The score is the median of the next three, so one disturbed
-window does not decide. Every rank gets the new values with a verdict, so that all fuse alike.
+window does not decide. Every rank gets the new values with a response, so that all fuse alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from paceline.horovod.engine.messages import Verdict
+from paceline.horovod.engine.messages import Response
 from paceline.settings import HorovodSettings
 
 THRESHOLDS = tuple(size << 20 for size in (1, 4, 16, 64, 128))  # bytes
@@ -43,7 +43,7 @@ class Autotuner:
         self._next()
 
     def observe(self, reduced: int) -> None:
-        """The bytes of one verdict's operations."""
+        """The bytes of one response's operations."""
         if self.is_done or not reduced:
             return
         self._bytes, self._verdicts = self._bytes + reduced, self._verdicts + 1
@@ -57,13 +57,13 @@ class Autotuner:
             self._write(f"{self.choice.fusion_threshold / 2**20:g},{self.choice.cycle_time * 1000:g},{score:.6g}")
             self._next()
 
-    def apply(self, verdict: Verdict) -> Verdict:
-        """The verdict, with the choice if the ranks do not know it."""
+    def apply(self, response: Response) -> Response:
+        """The response, with the choice if the ranks do not know it."""
         if self._told == self.choice:
-            return verdict
+            return response
         self._told = self.choice
-        fields = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
-        return Verdict(**fields | self.choice._asdict())
+        fields = {name: getattr(response, name) for name in Response.__struct_fields__}
+        return Response(**fields | self.choice._asdict())
 
     def _next(self) -> None:
         self._todo = [choice for choice in dict.fromkeys(self._todo) if choice not in self._scores]

@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.horovod.engine.autotune import Autotuner
 from paceline.horovod.engine.coordinator import Coordinator
 from paceline.horovod.engine.execution import Job, Known, fuse
-from paceline.horovod.engine.lines import Line, LineClosed, Waker
+from paceline.horovod.engine.lines import Line, LineClosed
 from paceline.horovod.engine.lines import connect as connect_lines
 from paceline.horovod.engine.membership import Membership
 from paceline.horovod.engine.messages import (
@@ -29,13 +29,13 @@ from paceline.horovod.engine.messages import (
     REMOVE_SET,
     Agreed,
     Ready,
-    Verdict,
+    Response,
     bits_from_bytes,
     bits_to_bytes,
     encode,
     ready_decoder,
+    response_decoder,
     slots_of,
-    verdict_decoder,
 )
 from paceline.horovod.engine.operation import Operation
 from paceline.horovod.engine.process_sets import ProcessSets
@@ -44,6 +44,7 @@ from paceline.horovod.engine.stall import StallInspector
 from paceline.horovod.engine.timeline import Timeline
 from paceline.horovod.exceptions import HorovodInternalError
 from paceline.settings import HorovodSettings
+from paceline.threads import Bell
 
 AWAKE, COLLECTING, COLLECTING_SMALL, IDLE = range(4)
 SMALL = 1 << 20  # bytes: with less in the queue …
@@ -85,8 +86,8 @@ class Controller:
         self._slots: dict[int, Known] = {}
         self._heard = 0
         self._first = 0.0  # since when the queue is collected
-        self._poll, self._waker = select.poll(), Waker()
-        self._poll.register(self._waker, select.POLLIN)
+        self._poll, self._bell = select.poll(), Bell()
+        self._poll.register(self._bell, select.POLLIN)
         for line in self._lines.values():
             self._poll.register(line, select.POLLIN)
         self._by_descriptor = {line.fileno(): rank for rank, line in self._lines.items()}
@@ -103,9 +104,9 @@ class Controller:
         """Ends Horovod on all ranks: operations in flight fail."""
         with self._lock:
             self._leaving = True
-        self._waker.wake()
+        self._bell.ring()
         self._thread.join()
-        self._waker.close()
+        self._bell.close()
         self.stop_timeline()
 
     def start_timeline(self, path: str, *, marks_cycles: bool) -> None:
@@ -139,7 +140,7 @@ class Controller:
             if wakes:
                 self._state = AWAKE
         if wakes:
-            self._waker.wake()
+            self._bell.ring()
 
     def wait(self, operation: Operation) -> Any:
         """The result of a submitted operation, which is sent at once. HorovodInternalError if it fails."""
@@ -154,7 +155,7 @@ class Controller:
                 return
             wakes, self._urgent = self._state != AWAKE, True
         if wakes:
-            self._waker.wake()
+            self._bell.ring()
 
     def join(self, operation: Operation, device: int) -> None:
         """Says that this rank has no more data. The operation ends with the rank that joined last. Zeros for other
@@ -165,7 +166,7 @@ class Controller:
             if self._join is not None:
                 raise ValueError(DUPLICATE.format(name="join"))
             self._join, self._joining, self._runner.join_device = operation, True, max(0, device)
-        self._waker.wake()
+        self._bell.ring()
 
     def make_name(self, kind: str) -> str:
         """A name for an operation to which the script gave none. The counters start anew after each join, at which
@@ -198,8 +199,8 @@ class Controller:
             self._say(ready)
             timeout = 0.0
         for descriptor, _ in self._poll.poll(timeout if timeout is None else timeout * 1000):
-            if descriptor == self._waker.fileno():
-                self._waker.clear()
+            if descriptor == self._bell.fileno():
+                self._bell.clear()
             else:
                 self._hear(self._by_descriptor[descriptor])
         self._state = AWAKE
@@ -207,8 +208,8 @@ class Controller:
             return
         if self._coordinator.has_pending and self._stalls.is_due():
             self._coordinator.ended = self._coordinator.ended or self._stalls.look(self._coordinator.missing())
-        if (verdict := self._coordinator.decide()) is not None:
-            self._announce(verdict)
+        if (response := self._coordinator.decide()) is not None:
+            self._announce(response)
 
     def _collect(self) -> tuple[Ready | None, float | None]:
         """What this rank has to say now; or else how long to sleep."""
@@ -260,23 +261,23 @@ class Controller:
             if self._coordinator is not None:
                 self._coordinator.accept(rank, ready_decoder.decode(message))
             else:
-                self._carry_out(verdict_decoder.decode(message))
+                self._carry_out(response_decoder.decode(message))
 
-    def _announce(self, verdict: Verdict) -> None:
+    def _announce(self, response: Response) -> None:
         if self._tuner is not None:
-            verdict = self._tuner.apply(verdict)
-        raw = encode(verdict)
+            response = self._tuner.apply(response)
+        raw = encode(response)
         for line in self._lines.values():
             try:
                 line.send(raw)
             except LineClosed:
                 continue  # heard of at the next poll
-        self._carry_out(verdict)
+        self._carry_out(response)
 
     def _tell_end(self, reason: str) -> None:
         """This rank cannot go on. Rank 0 tells the others; they see the end of another rank's line."""
         if self._coordinator is not None:
-            raw = encode(Verdict(0, b"", [], ended=reason))
+            raw = encode(Response(0, b"", [], ended=reason))
             for line in self._lines.values():
                 try:
                     line.send(raw)
@@ -295,28 +296,28 @@ class Controller:
 
     # -- what all ranks do -----------------------------------------------------------------------------------------
 
-    def _carry_out(self, verdict: Verdict) -> None:
-        if verdict.fusion_threshold >= 0:
-            self._fusion_threshold, self._cycle_time = verdict.fusion_threshold, verdict.cycle_time
+    def _carry_out(self, response: Response) -> None:
+        if response.fusion_threshold >= 0:
+            self._fusion_threshold, self._cycle_time = response.fusion_threshold, response.cycle_time
         jobs: list[Job] = []
-        bits = bits_from_bytes(verdict.bits)
+        bits = bits_from_bytes(response.bits)
         if bits:
             found = map(self._slots.__getitem__, slots_of(bits))
             members, operations = self.sets.memberships, self._operations
             jobs = [Job(known, operations.get(known.key)) for known in found if known.request.process_set in members]
-        for slot in verdict.evicted:
+        for slot in response.evicted:
             old = self._slots.pop(slot)
             self._names.pop(old.key, None)
-        for agreed in verdict.agreed:
+        for agreed in response.agreed:
             self._admit(agreed, jobs)
-        self._heard = verdict.number
+        self._heard = response.number
         self._perform(jobs)
         if self._tuner is not None:
             self._tuner.observe(sum(job.known.bytes for job in jobs))
-        if verdict.last_joined >= 0:
-            self._finish_join(verdict.last_joined)
-        if verdict.ended:
-            self._end(verdict.ended)
+        if response.last_joined >= 0:
+            self._finish_join(response.last_joined)
+        if response.ended:
+            self._end(response.ended)
 
     def _admit(self, agreed: Agreed, jobs: list[Job]) -> None:
         request = agreed.request
@@ -367,3 +368,39 @@ class Controller:
             self._joins, self._counters = self._joins + 1, {}
         if join is not None:
             join.finish(last)
+
+
+# -- the controller of this process, between `init` and `shutdown`
+
+NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+_current: Controller | None = None
+_dynamic = False
+
+
+def current() -> Controller | None:
+    return _current
+
+
+def set_current(controller: Controller, *, dynamic: bool) -> None:
+    """`dynamic`: process sets may be added and removed."""
+    global _current, _dynamic
+    _current, _dynamic = controller, dynamic or controller.settings.dynamic_process_sets
+
+
+def take_current() -> Controller | None:
+    """The controller, which is no longer the process's."""
+    global _current
+    found, _current = _current, None
+    return found
+
+
+def required() -> Controller:
+    """The controller. ValueError before `init`."""
+    if _current is None:
+        raise ValueError(NOT_INITIALIZED)
+    return _current
+
+
+def sets_may_change() -> bool:
+    return _dynamic

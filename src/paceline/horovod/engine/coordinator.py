@@ -22,7 +22,7 @@ from paceline.horovod.engine.messages import (
     Agreed,
     Ready,
     Request,
-    Verdict,
+    Response,
     bits_from_bytes,
     bits_to_bytes,
     slots_of,
@@ -64,8 +64,8 @@ class Coordinator:
         self._set_bits: dict[int, int] = {0: 0}
         self._joinable = 0  # bits of allreduces
         self._recent = 0  # bits that were used since the last round of evictions
-        self._fresh = 0  # bits that the next verdict makes known
-        self._unheard: dict[int, tuple[int, Slot]] = {}  # given up at a verdict that not all ranks have heard
+        self._fresh = 0  # bits that the next response makes known
+        self._unheard: dict[int, tuple[int, Slot]] = {}  # given up at a response that not all ranks have heard
         self._evicted: list[int] = []
         self._free = list(range(capacity - 1, -1, -1))
         self._heard = [0] * size
@@ -95,7 +95,7 @@ class Coordinator:
         if ready.leaves and not self.ended:
             self.ended = "shutdown"
 
-    def decide(self) -> Verdict | None:
+    def decide(self) -> Response | None:
         """What all ranks do next; None if that is nothing."""
         if self._unheard:
             self._free_slots()
@@ -109,7 +109,7 @@ class Coordinator:
         evicted, self._evicted = self._evicted, []
         self._number += 1
         self._fresh = 0
-        return Verdict(self._number, bits_to_bytes(bits), agreed, evicted, last, self.ended)
+        return Response(self._number, bits_to_bytes(bits), agreed, evicted, last, self.ended)
 
     @property
     def has_pending(self) -> bool:
@@ -205,7 +205,7 @@ class Coordinator:
         return number
 
     def _make_room(self) -> None:
-        busy = self._fresh  # no rank could understand a slot that is made and given up by one verdict
+        busy = self._fresh  # no rank could understand a slot that is made and given up by one response
         for mask in self.masks:
             busy |= mask
         idle = [number for number in self.slots if not (busy | self._recent) >> number & 1]

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from paceline.comm.gloo import gloo_group
-from paceline.comm.link.client import within
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.operations import REDUCTIONS
+from paceline.comm.network.gloo import gloo_group
 from paceline.horovod.engine.messages import AVERAGE, MAX, MIN, PRODUCT, SUM
+from paceline.wire.link import within
 
 REDUCE_OPS: dict[int, Any] = {
     AVERAGE: dist.ReduceOp.SUM,

@@ -1,7 +1,7 @@
 """Carries out operations on which all ranks have agreed: fuses what is alike, moves it, and hands out the results.
 
-Which operations come together follows from the verdict alone, so every rank fuses the same ones. A rank that has joined
-takes part in allreduces with zeros.
+Which operations come together follows from the response alone, so every rank fuses the same ones. A rank that has
+joined takes part in allreduces with zeros.
 """
 
 from __future__ import annotations

@@ -7,9 +7,6 @@ with a key and a token from the run's store that they belong to the run.
 
 from __future__ import annotations
 
-import errno
-import os
-import secrets
 import select
 import socket
 import struct
@@ -18,19 +15,16 @@ import time
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from paceline import threads
-from paceline.comm import pulse
 from paceline.comm.hosts import address_towards
-from paceline.comm.link.client import LinkStore
-from paceline.comm.network.curve import Door, is_token, place_of, trust
 from paceline.horovod.engine.membership import Membership
+from paceline.wire.channel import BEAT, Connection, Keys, Listener
+from paceline.wire.link import LinkStore
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = 1 << 16
-_SECRET = 32  # bytes
-HELLO, WELCOME, DATA, BEAT, BYE = (bytes([number]) for number in range(5))
+HELLO, WELCOME, DATA, HERE, BYE = (bytes([number]) for number in range(5))
 
 
 class LineClosed(Exception):
@@ -126,39 +120,24 @@ def _through_launcher(store: LinkStore, member: Membership) -> dict[int, Line]:
 def _listen(store: Any, member: Membership) -> dict[int, Line]:
     settings = member.settings
     address = settings.address or address_towards(settings.store_host, settings.store_port)
-    context: Any = zmq.Context()
-    socket_ = context.socket(zmq.ROUTER)
-    socket_.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a rank that is gone is an error
-    public, secret = zmq.curve_keypair()
-    door = Door(socket_, secret, address, expected=member.size)
-    token = secrets.token_bytes(_SECRET)
-    store.set("lines", f"{place_of(address, door.port)} {public.decode()} {token.hex()}")
-    return Carrier(context, socket_, range(1, member.size), token, rank=0, door=door).lines()
+    listener = Listener(Keys.make(), address, expected=member.size)
+    store.set("lines", " ".join((listener.place, *listener.access)))
+    return Carrier(listener, range(1, member.size), rank=0).lines()
 
 
 def _dial(store: Any, member: Membership) -> dict[int, Line]:
-    place, key, token = bytes(store.get("lines")).decode().split()
-    context: Any = zmq.Context()
-    socket_ = context.socket(zmq.DEALER)
-    socket_.setsockopt(zmq.IPV6, int("[" in place))
-    trust(socket_, key)
-    carrier = Carrier(context, socket_, range(1), bytes.fromhex(token), rank=member.rank)
-    socket_.connect(place)
-    return carrier.lines()
+    connection = Connection(*bytes(store.get("lines")).decode().split(), events=zmq.EVENT_DISCONNECTED)
+    return Carrier(connection, range(1), rank=member.rank).lines()
 
 
 class Carrier:
-    """Carries the bytes of this rank's lines over one encrypted socket, in a thread of its own: to a line it looks like
-    a pair of sockets of this process. Rank 0 listens. When a rank ends, its line is closed on the other side."""
+    """Carries the bytes of this rank's lines over one channel, in a thread of its own: to a line it looks like a pair
+    of sockets of this process. Rank 0 listens. When a rank ends, its line is closed on the other side."""
 
-    def __init__(
-        self, context: Any, carrying: Any, ranks: range, token: bytes, *, rank: int, door: Door | None = None
-    ) -> None:
+    def __init__(self, channel: Listener | Connection, ranks: range, *, rank: int) -> None:
         """`ranks`: those at the other ends. `rank`: this one."""
-        self._context, self._carrying, self._door, self._token, self._rank = context, carrying, door, token, rank
-        carrying.setsockopt(zmq.SNDHWM, 0)
-        carrying.setsockopt(zmq.RCVHWM, 0)
-        self._monitor = None if door is not None else carrying.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._channel, self._rank = channel, rank
+        self._monitor = None if isinstance(channel, Listener) else channel.monitor
         pairs = {other: socket.socketpair() for other in ranks}
         self._lines = {other: CarriedLine(own, self) for other, (own, _) in pairs.items()}
         self._ends = {other: end for other, (_, end) in pairs.items()}
@@ -166,7 +145,7 @@ class Carrier:
             end.setblocking(False)
         self._undelivered = {other: bytearray() for other in ranks}  # what came for a line that is not being read
         self._over: set[int] = set()  # ranks that have ended, and whose last bytes are undelivered
-        self._peers: dict[int, list[bytes]] = {}  # how to send to a rank that has come
+        self._peers: dict[int, bytes] = {}  # how to send to a rank that has come
         self._complete, self._users = threading.Event(), len(pairs)
         self._poller = zmq.Poller()
 
@@ -191,79 +170,69 @@ class Carrier:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        for source in (self._carrying, *([self._monitor] if self._monitor is not None else [])):
+        for source in (self._channel.socket, *([self._monitor] if self._monitor is not None else [])):
             self._poller.register(source, zmq.POLLIN)
         ranks = {end.fileno(): other for other, end in self._ends.items()}
         for descriptor in ranks:
             self._poller.register(descriptor, zmq.POLLIN)
         beat_at = 0.0
         while self._ends:
-            for source, what in self._poller.poll(int(1000 * pulse.BEAT)):
-                if source is self._carrying:
+            for source, what in self._poller.poll(int(1000 * BEAT)):
+                if source is self._channel.socket:
                     self._receive()
-                elif self._monitor is not None and source is self._monitor:
-                    recv_monitor_message(self._monitor)
-                    if self._complete.is_set():  # until then ZeroMQ connects again by itself
+                elif isinstance(self._channel, Connection) and source is self._monitor:
+                    if any(self._channel.events()) and self._complete.is_set():  # until then ZeroMQ connects again
                         self._end(0)
                 else:
                     self._at_line(ranks[source], what)
             if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + pulse.BEAT
+                beat_at = time.monotonic() + BEAT
                 self._beat()
-        if self._door is not None:
-            self._door.close()
-        if self._monitor is not None:
-            self._carrying.disable_monitor()
-            self._monitor.close(linger=0)
-        self._carrying.close(linger=2000)
-        self._context.term()
+        self._channel.close(linger=2000)
 
     def _beat(self) -> None:
         """By this rank 0 learns which ranks are gone. Another rank says that it is here, until it is welcome."""
-        if self._door is not None:
+        if isinstance(self._channel, Listener):
             for other in list(self._peers) if self._complete.is_set() else ():
-                self._send(other, BEAT)
+                self._send(other, HERE)
         elif not self._complete.is_set():
-            self._carrying.send_multipart([HELLO, self._token + _LENGTH.pack(self._rank)])
+            self._channel.send([HELLO, _LENGTH.pack(self._rank)])
 
     def _send(self, other: int, kind: bytes, data: bytes = b"") -> None:
-        try:
-            self._carrying.send_multipart([*self._peers[other], kind, data])
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
+        if isinstance(self._channel, Connection):
+            self._channel.send([kind, data])
+        elif not self._channel.send(self._peers[other], [kind, data]):
             self._end(other)
 
     def _receive(self) -> None:
-        while True:
-            try:
-                *peer, kind, data = self._carrying.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            except ValueError:
-                continue  # of fewer frames: no rank sends that
-            if kind == HELLO:
-                self._welcome(peer, data)
-                continue
-            other = next((other for other, known in self._peers.items() if known == peer), None)
-            if kind == WELCOME:
-                self._peers[0] = []
-                self._complete.set()
-            elif kind == DATA and other in self._ends:
-                self._undelivered[other] += data
-                self._deliver(other)
-            elif kind == BYE and other is not None:
-                self._end(other)
+        if isinstance(self._channel, Connection):
+            for frames in self._channel.receive():
+                self._take(b"", *frames)
+        else:
+            for peer, frames in self._channel.receive():
+                self._take(peer, *frames)
 
-    def _welcome(self, peer: list[bytes], data: bytes) -> None:
-        if len(data) == _SECRET + _LENGTH.size and is_token(data[:_SECRET], self._token):
-            (other,) = _LENGTH.unpack(data[_SECRET:])
-            if other in self._ends and not self._complete.is_set():
-                self._peers[other] = peer
-                if len(self._peers) == len(self._ends):  # none of them sends more before all are here to read
-                    self._complete.set()
-                    for each in list(self._peers):
-                        self._send(each, WELCOME)
+    def _take(self, peer: bytes, kind: memoryview, data: memoryview) -> None:
+        other = next((other for other, known in self._peers.items() if known == peer), None)
+        if kind == HELLO:
+            self._welcome(peer, data)
+        elif kind == WELCOME:
+            self._peers[0] = b""
+            self._complete.set()
+        elif kind == DATA and other in self._ends:
+            self._undelivered[other] += data
+            self._deliver(other)
+        elif kind == BYE and other is not None:
+            self._end(other)
+
+    def _welcome(self, peer: bytes, data: memoryview) -> None:
+        (other,) = _LENGTH.unpack(data)
+        if other in self._ends and not self._complete.is_set():
+            self._peers[other] = peer
+            if len(self._peers) == len(self._ends):  # none of them sends more before all are here to read
+                self._complete.set()
+                for each in list(self._peers):
+                    self._send(each, WELCOME)
 
     def _at_line(self, other: int, what: int) -> None:
         """Something can be read from a line, or written to it."""
@@ -321,25 +290,3 @@ class CarriedLine(Line):
     def close(self) -> None:
         super().close()
         self._carrier.release()
-
-
-class Waker:
-    """Wakes a thread that sleeps in poll. Any thread may call `wake`."""
-
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def wake(self) -> None:
-        os.eventfd_write(self._descriptor, 1)
-
-    def clear(self) -> None:
-        try:
-            os.eventfd_read(self._descriptor)
-        except BlockingIOError:
-            pass
-
-    def close(self) -> None:
-        os.close(self._descriptor)

@@ -1,6 +1,6 @@
 """What the workers tell each other to agree on the next operations: msgspec structs, encoded as MessagePack.
 
-Every worker sends `Ready` to rank 0, which answers all workers with `Verdict`s. Operations that all workers have made
+Every worker sends `Ready` to rank 0, which answers all workers with `Response`s. Operations that all workers have made
 before have a slot in the response cache: they are one bit in either message.
 """
 
@@ -47,7 +47,7 @@ class Ready(msgspec.Struct, array_like=True, frozen=True):
 
     bits: bytes  # slots of the response cache, as a little-endian number
     requests: list[Request]
-    heard: int  # number of the last verdict that this rank has carried out
+    heard: int  # number of the last response that this rank has carried out
     joins: bool = False
     leaves: bool = False
 
@@ -61,7 +61,7 @@ class Agreed(msgspec.Struct, array_like=True, frozen=True):
     slot: int = -1  # in the response cache from now on; -1: not cached
 
 
-class Verdict(msgspec.Struct, array_like=True, frozen=True):
+class Response(msgspec.Struct, array_like=True, frozen=True):
     """From rank 0: what all ranks do next, in this order: `bits` by slot, then `agreed`."""
 
     number: int
@@ -88,5 +88,5 @@ def slots_of(bits: int) -> list[int]:
 
 
 ready_decoder = msgspec.msgpack.Decoder(Ready)
-verdict_decoder = msgspec.msgpack.Decoder(Verdict)
+response_decoder = msgspec.msgpack.Decoder(Response)
 encode = msgspec.msgpack.Encoder().encode

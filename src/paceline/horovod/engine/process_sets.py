@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from paceline.comm.hosts import address_towards
-from paceline.comm.link.client import within
 from paceline.horovod.engine.exchange import Alone, Exchange, Staged, over_nccl, through_host
 from paceline.horovod.engine.membership import Membership
+from paceline.wire.link import within
 
 
 class ProcessSets:

@@ -1,6 +1,6 @@
 """In an elastic run: which workers are left, and connecting with them.
 
-The launcher writes to the run's store who is left, once for each worker that is lost (`comm/link/members.py`). A rank
+The launcher writes to the run's store who is left, once for each worker that is lost (`comm/members.py`). A rank
 that starts Horovod anew may be faster than the launcher. It then waits in vain for the lost worker, until the launcher
 has written who is left, and begins again with those.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.comm.called_off import Regrouping
-from paceline.comm.link import messages as say
-from paceline.comm.link.client import LinkStore, link_of_this_process
-from paceline.comm.link.members import has_room
+from paceline.comm.ending import Regrouping
+from paceline.comm.members import has_room
 from paceline.errors import PeerLostError
 from paceline.settings import of_this_process
+from paceline.wire import store as say
+from paceline.wire.link import LinkStore, link_of_this_process
 
 T = TypeVar("T")
 

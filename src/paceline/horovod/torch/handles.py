@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from paceline.horovod.engine.current import current, required
+from paceline.horovod.engine.controller import current, required
 from paceline.horovod.engine.operation import Operation
 
 _numbers = itertools.count()

@@ -15,7 +15,7 @@ import torch
 from paceline.horovod.common import basics
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.common.util import num_rank_is_power_2, which_op
-from paceline.horovod.engine.current import required
+from paceline.horovod.engine.controller import required
 from paceline.horovod.engine.messages import (
     ADASUM,
     ALLGATHER,

@@ -21,22 +21,23 @@ import msgspec
 import zmq
 
 from paceline import threads
-from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import PacelineError
 from paceline.launch import messages, placement
-from paceline.launch.cluster import facts, wire
-from paceline.launch.cluster.homing import Homing
+from paceline.launch.cluster import facts
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.line import Line, NoController, PassedOn
+from paceline.launch.cluster.record_sync import RecordSync
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Output
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
 from paceline.launch.local import describe_worker
 from paceline.launch.scratch import remove_dead, scratch_folder
-from paceline.launch.store import LinkServer
 from paceline.launch.zygote.handle import Zygote
 from paceline.record import prepare
 from paceline.topology import discover
+from paceline.wire.channel import BEAT, LOST
+from paceline.wire.store import LinkServer
 
 _TICK = 0.2  # seconds
 _BRING = 1.0  # seconds between two looks at what the record has grown by
@@ -58,7 +59,7 @@ class Agent:
         self._look_at = self._bring_at = 0.0
         self._listeners: facts.Listeners | None = None
         self._host: LocalHost | None = None
-        self._homing: Homing | None = None
+        self._record_sync: RecordSync | None = None
         self._orders: list[messages.SpawnOrder] = []
         self._is_ready = zygote.ready is not None
 
@@ -99,7 +100,7 @@ class Agent:
         elif isinstance(message, wire.Begin):
             self._close_listeners()
             self._begin(message, stack)
-        elif isinstance(message, wire.Signal):
+        elif isinstance(message, messages.Signal):
             if self._host is not None and not self._host.swept:
                 self._host.signal(message.number)
         elif isinstance(message, wire.Where):
@@ -112,7 +113,7 @@ class Agent:
         scratch = stack.enter_context(scratch_folder(Path(self._boot.folder)))
         record = Path(scratch) / "record"
         prepare(record)
-        self._homing = Homing(record)
+        self._record_sync = RecordSync(record)
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
         passed_on = PassedOn(self._boot, self._line.address)
@@ -183,19 +184,17 @@ class Agent:
         for happened in host.take(ready):
             if isinstance(happened, tuple):
                 self._line.send(wire.Said(*happened))
-            elif isinstance(happened, Output):
-                self._line.send(wire.Out(happened.rank, happened.stream, happened.data))
+            elif isinstance(happened, Output | messages.Ended):
+                self._line.send(happened)
             elif isinstance(happened, messages.Forked):
                 self._line.pids = happened.pids
                 told = [describe_worker(order, pid) for order, pid in zip(self._orders, happened.pids, strict=True)]
                 self._line.send(wire.Forked(tuple(happened.pids), tuple(msgspec.to_builtins(told))))
-            elif isinstance(happened, messages.Ended):
-                self._line.send(wire.Ended(happened.rank, happened.code))
-        if host.is_over() and self._homing is not None:
-            for grown in self._homing.everything():
+        if host.is_over() and self._record_sync is not None:
+            for grown in self._record_sync.everything():
                 self._line.send(grown)
-            self._homing = None
-            self._line.send(wire.Swept())
+            self._record_sync = None
+            self._line.send(messages.Swept())
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
@@ -205,9 +204,9 @@ class Agent:
             self._look_at = now + BEAT
             if warning := self._host.look(now):
                 self._line.send(wire.Warned(warning))
-        if now >= self._bring_at and self._homing is not None:
+        if now >= self._bring_at and self._record_sync is not None:
             self._bring_at = now + _BRING
-            for grown in self._homing.grown():
+            for grown in self._record_sync.grown():
                 self._line.send(grown)
 
     def _end_workers(self) -> None:

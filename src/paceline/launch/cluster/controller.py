@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.comm.link.messages import ROOM
 from paceline.errors import UsageError
 from paceline.launch import placement
-from paceline.launch.cluster import facts, preflight, wire
+from paceline.launch.cluster import facts, preflight
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.backend import ClusterBackend
+from paceline.launch.cluster.host_list import HostList
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.present import Present
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.launch.events import Event, Notice, Teller
 from paceline.launch.interrupts import Signals, told_of_stops
@@ -31,6 +31,7 @@ from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.settings import RunSettings, hash_seed, module_path
 from paceline.units import count
+from paceline.wire.store import ROOM
 
 STRANGERS = (
     "Strangers: {number} to the ports of this run came from processes that do not have its key, and were refused. Look "
@@ -54,18 +55,18 @@ def launch_on(
             "--as tensorflow runs on one host: TF_CONFIG names a port of each worker, which only that host knows.",
             advice="Leave the options about hosts out.",
         )
-    present = Present(backend, run.elastic, run.most)
-    topology = {"hosts": [dataclasses.asdict(host) for host in present.hosts]}
+    host_list = HostList(backend, run.elastic, run.most)
+    topology = {"hosts": [dataclasses.asdict(host) for host in host_list.hosts]}
     if run.launch_as is not None or excluded(run):
         run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 
     def watched(entry: Run, signals: Signals, tell: Teller) -> Outcome:
         def attempt(run: RunSettings) -> Outcome:
-            run = dataclasses.replace(run, workers=sum(host.workers for host in present.hosts))
+            run = dataclasses.replace(run, workers=sum(host.workers for host in host_list.hosts))
             try:
-                return _watched(run, backend, present, entry, signals, record.resolve(), tell, interface)
+                return _watched(run, backend, host_list, entry, signals, record.resolve(), tell, interface)
             finally:
-                present.look_again(sys.exception())
+                host_list.look_again(sys.exception())
 
         return with_restarts(run, record.resolve(), tell, attempt)
 
@@ -76,7 +77,7 @@ def launch_on(
 def _watched(
     run: RunSettings,
     backend: ClusterBackend,
-    present: Present,
+    host_list: HostList,
     entry: Run,
     signals: Signals,
     record: Path,
@@ -85,12 +86,12 @@ def _watched(
 ) -> Outcome:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        agents = Agents(len(present.hosts))
+        agents = Agents(len(host_list.hosts))
         stack.callback(agents.close)
         stack.enter_context(told_of_stops(agents.suspend, agents.resume))
         if run.most is not None:
-            stack.enter_context(present.watched(lambda: agents.put(ROOM, b"")))
-        hosts = _start(run, backend, present.hosts, agents, record, stack)
+            stack.enter_context(host_list.watched(lambda: agents.put(ROOM, b"")))
+        hosts = _start(run, backend, host_list.hosts, agents, record, stack)
         notices, way = preflight.check(
             hosts,
             versions=compared(),
@@ -109,7 +110,7 @@ def _watched(
                 record=record,
                 on_event=on_event,
                 put=agents.put,
-                on_lost=lambda host: present.lose(host.name),
+                on_lost=lambda host: host_list.lose(host.name),
             )
         )
         watch.notices += notices
@@ -146,9 +147,7 @@ def _start(
             number=number,
             addresses=(*addresses, "127.0.0.1"),
             port=agents.port,
-            store_port=agents.store_port,
-            key=agents.key,
-            token=agents.token,
+            access=agents.access,
             script="" if run.module else run.script,
             folder=os.getcwd(),
         )

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 
 from paceline import threads
-from paceline.launch.cluster.wire import Facts, Interface
+from paceline.launch.cluster.messages import Facts, Interface
 from paceline.launch.versions import compared
+from paceline.threads import Bell
 from paceline.topology import discover
 
 TRIAL = 4.0  # seconds to connect
@@ -65,7 +66,7 @@ class Listeners:
     kernel keeps no more than 64 that nobody has accepted, and strangers may hold these."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._sockets, self._over = list[socket.socket](), os.eventfd(0, os.EFD_CLOEXEC)
+        self._sockets, self._over = list[socket.socket](), Bell()
         self._poll = select.poll()
         self._poll.register(self._over, select.POLLIN)
         for address in addresses:
@@ -86,9 +87,9 @@ class Listeners:
         return tuple(int(each.getsockname()[1]) for each in self._sockets)
 
     def close(self) -> None:
-        os.eventfd_write(self._over, 1)
+        self._over.ring()
         self._thread.join()
-        os.close(self._over)
+        self._over.close()
         for each in self._sockets:
             each.close()
 
@@ -96,7 +97,7 @@ class Listeners:
         listening = {each.fileno(): each for each in self._sockets}
         while True:
             for descriptor, _ in self._poll.poll():
-                if descriptor == self._over:
+                if descriptor == self._over.fileno():
                     return
                 with contextlib.suppress(OSError):  # its peer is gone already
                     listening[descriptor].accept()[0].close()

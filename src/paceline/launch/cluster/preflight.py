@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.facts import TRIAL
 from paceline.launch.cluster.remote import RemoteHost
 from paceline.launch.host import HostLostError, HostsGoneError

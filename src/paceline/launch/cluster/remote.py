@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import threading
 import time
 from collections import deque
@@ -13,69 +11,63 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
-import zmq
 
 from paceline import threads
-from paceline.comm.link import messages as say
-from paceline.comm.network.curve import Door, frames_of, is_token, joined
-from paceline.comm.pulse import BEAT, LOST
 from paceline.errors import LaunchError
 from paceline.launch import messages
-from paceline.launch.cluster import wire
+from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.backend import Handle
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.sequence import Sequence as Talk
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
-from paceline.launch.store import Values, refusal
 from paceline.record.private import make_folder, opened
 from paceline.record.stopping import is_stopped, stop
+from paceline.threads import Bell
+from paceline.wire import channel, store
+from paceline.wire.channel import LOST, Keys, Listener, Loop, frames_of, joined
 
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
 class Agents:
-    """The sockets of a run's agents: one for what happens, and one for the store. A thread of their own serves both and
-    sends heartbeats: agents hear this process whatever the loop that watches the run waits for."""
+    """The controller's side of the lines to a run's agents, and the store of the run, which workers ask through them.
+    Agents hear this process whatever the loop that watches the run waits for."""
 
     def __init__(self, count: int) -> None:
-        public, secret = zmq.curve_keypair()
-        self.key, self.token = public.decode(), secrets.token_urlsafe(24)
-        self._context = zmq.Context()
-        self._context.setsockopt(zmq.LINGER, 0)
-        self._socket, self._store = (self._context.socket(zmq.ROUTER) for _ in range(2))
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._doors = [
-            Door(socket, secret, "0.0.0.0", expected=2 * count) for socket in (self._socket, self._store)
-        ]  # an agent first looks whether it reaches the port
-        self.port, self.store_port = (door.port for door in self._doors)
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # rings when a message has come
+        # An agent first looks whether it reaches the port, and has two connections.
+        self._listener = Listener(Keys.make(), "0.0.0.0", expected=3 * count)
+        self.port, self.access = self._listener.port, self._listener.access
+        self.bell = Bell()  # rings when a message has come
         self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
         self._came: deque[tuple[int, wire.FromAgent]] = deque()
-        self._outbox: deque[tuple[int, wire.ToAgent]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._over = self._suspended = False
+        self._suspended = False
         self._peers: dict[int, bytes] = {}
-        self._sequences = [Talk[wire.ToAgent]() for _ in range(count)]
+        self._sequences = [channel.Sequence[wire.ToAgent]() for _ in range(count)]
         self._looked = time.monotonic()  # when the thread last looked for messages
         self._heard = [self._looked] * count  # when each agent was last heard
-        self._values, self._lock = Values(), threading.Lock()
-        self._answered: dict[str, tuple[int, bytes]] = {}  # the last request of each agent, and its answer
-        self._decoder, self._asked = msgspec.msgpack.Decoder(wire.Envelope), msgspec.msgpack.Decoder(wire.StoreAsk)
-        self._thread = threads.start("line to the agents", self._serve)
+        self._values, self._lock = store.Values(), threading.Lock()
+        self._answered: dict[int, tuple[int, list[Any]]] = {}  # the last request of each agent, and its answer
+        self._decoder = msgspec.msgpack.Decoder(wire.Envelope | wire.StoreAsk)
+        self._loop = Loop[tuple[int, wire.ToAgent]](
+            "line to the agents",
+            lambda: (self._listener.socket,),
+            turn=self._look,
+            beat=self._beat,
+            send=lambda posted: self._send_new(*posted),
+            end=lambda: self._listener.close(linger=1000),
+        )
+        self._loop.start()
 
     def pump(self) -> None:
         """Sorts all messages that have arrived into the hosts' inboxes; never waits."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+        self.bell.clear()
         while self._came:
             number, message = self._came.popleft()
             self.inboxes[number].append(message)
 
     def send(self, number: int, message: wire.ToAgent) -> None:
         """Sends a message to an agent, if it has said something before."""
-        self._outbox.append((number, message))
-        os.eventfd_write(self._wake, 1)
+        self._loop.post((number, message))
 
     def silence(self, number: int) -> float:
         """Seconds since an agent was last heard. Time in which this process was stopped itself does not count."""
@@ -84,12 +76,12 @@ class Agents:
     @property
     def strangers(self) -> int:
         """Connections to this process from processes that do not have the key of the run."""
-        return sum(door.strangers for door in self._doors)
+        return self._listener.strangers
 
     def put(self, key: str, value: bytes) -> None:
         """Sets a key of the workers' store. Any thread may call it."""
         with self._lock:
-            self._values.do(say.Set(key, value), [])
+            self._values.do(store.Set(key, value), [])
 
     def suspend(self, seconds: float = 2.0) -> None:
         """Before this process is stopped: the agents do without heartbeats until `resume`. Waits until all know it."""
@@ -97,7 +89,9 @@ class Agents:
         for number in range(len(self.inboxes)):
             self.send(number, wire.Suspended())
         by = time.monotonic() + seconds
-        while time.monotonic() < by and (self._outbox or any(self._sequences[peer].waits for peer in self._peers)):
+        while time.monotonic() < by and (
+            self._loop.posted or any(self._sequences[number].waits for number in list(self._peers))
+        ):
             time.sleep(0.01)
 
     def resume(self) -> None:
@@ -105,87 +99,59 @@ class Agents:
 
     def close(self) -> None:
         """Ends the thread, after what it still has to send."""
-        self._over = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        for bell in (self._wake, self.bell):
-            os.close(bell)
-        self._context.term()
-
-    def _is_ours(self, token: str) -> bool:
-        return is_token(token, self.token)
+        self._loop.close()
+        self.bell.close()
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        poller, beat_at = zmq.Poller(), 0.0
-        for source in (self._socket, self._store, self._wake):
-            poller.register(source, zmq.POLLIN)
-        while not self._over or self._outbox:
-            self._look(dict(poller.poll(int(1000 * BEAT))))
-            if time.monotonic() >= beat_at and not self._suspended:
-                beat_at = time.monotonic() + BEAT
-                self._outbox.extend((number, wire.Alive()) for number in self._peers)
-            while self._outbox:
-                number, message = self._outbox.popleft()
-                if number in self._peers:
-                    self._send(number, message, self._sequences[number].add(message))
-        for door in self._doors:
-            door.close()
-        self._store.close(linger=0)
-        self._socket.close(linger=1000)
+    def _beat(self) -> None:
+        for number in () if self._suspended else self._peers:
+            self._send_new(number, wire.Alive())
 
-    def _look(self, ready: Mapping[Any, int]) -> None:
+    def _look(self) -> None:
         if (away := time.monotonic() - self._looked) > AWAY:
             self._heard = [heard + away for heard in self._heard]
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
-        for socket, take in ((self._socket, self._take), (self._store, self._answer)):
-            while socket in ready and (frames := _received(socket)):
-                with contextlib.suppress(ValueError, msgspec.DecodeError):  # of a stranger
-                    take(frames[0], joined(frames[1:]))
+        for peer, frames in self._listener.receive():
+            with contextlib.suppress(msgspec.DecodeError):
+                told = self._decoder.decode(joined(frames))
+                if isinstance(told, wire.StoreAsk):
+                    self._answer(peer, told)
+                else:
+                    self._take(peer, told)
         self._looked = time.monotonic()
 
-    def _take(self, peer: bytes, body: bytes) -> None:
-        envelope = self._decoder.decode(body)
-        number = envelope.number
-        if not self._is_ours(envelope.token) or not 0 <= number < len(self._sequences):
+    def _take(self, peer: bytes, envelope: wire.Envelope) -> None:
+        number, message = envelope.number, envelope.message
+        if not 0 <= number < len(self._sequences):
             return
         self._heard[number] = time.monotonic()
         sequence, known = self._sequences[number], self._peers.get(number, peer)
         self._peers[number] = peer
         if sequence.accepts(envelope.place, envelope.heard):
-            self._came.append((number, envelope.message))
-            os.eventfd_write(self.bell, 1)
-        for place, message in sequence.unheard() if known != peer else ():  # over a new connection
-            self._send(number, message, place)
+            self._came.append((number, message))
+            if not isinstance(message, wire.States):  # a heartbeat can wait for the loop's next turn
+                self.bell.ring()
+        for place, order in sequence.unheard() if known != peer else ():  # over a new connection
+            self._send(number, order, place)
+
+    def _answer(self, peer: bytes, asked: wire.StoreAsk) -> None:
+        if asked.place != self._answered.get(asked.number, (0, []))[0]:
+            try:
+                with self._lock:
+                    told = store.Told(self._values.do(asked.ask, [])[0])
+            except Exception as error:  # of this request
+                told = store.refusal(error)
+            answer = frames_of(msgspec.msgpack.encode(wire.StoreTold(asked.place, told)))
+            self._answered[asked.number] = asked.place, answer
+        self._listener.send(peer, self._answered[asked.number][1])
+
+    def _send_new(self, number: int, message: wire.ToAgent) -> None:
+        if number in self._peers:
+            self._send(number, message, self._sequences[number].add(message))
 
     def _send(self, number: int, message: wire.ToAgent, place: int) -> None:
         order = wire.Order(message, place, self._sequences[number].heard)
-        self._socket.send_multipart([self._peers[number], *frames_of(msgspec.msgpack.encode(order))])
-
-    def _answer(self, peer: bytes, body: bytes) -> None:
-        asked = self._asked.decode(body)
-        if self._is_ours(asked.token):
-            if asked.place != self._answered.get(asked.agent, (0, b""))[0]:
-                self._answered[asked.agent] = asked.place, self._done(asked)
-            self._store.send_multipart([peer, *frames_of(self._answered[asked.agent][1])])
-
-    def _done(self, asked: wire.StoreAsk) -> bytes:
-        try:
-            with self._lock:
-                value, _ = self._values.do(asked.ask, [])
-            return msgspec.msgpack.encode(wire.StoreTold(asked.place, say.Told(value)))
-        except Exception as error:  # of this request
-            return msgspec.msgpack.encode(wire.StoreTold(asked.place, refusal(error)))
-
-
-def _received(socket: Any) -> list[bytes]:
-    """The next message that has arrived; empty if there is none."""
-    try:
-        return list(socket.recv_multipart(zmq.NOBLOCK))
-    except zmq.Again:
-        return []
+        self._listener.send(self._peers[number], frames_of(msgspec.msgpack.encode(order)))
 
 
 class RemoteHost:
@@ -222,16 +188,14 @@ class RemoteHost:
                 yield messages.Forked(list(message.pids))
             elif isinstance(message, wire.Said) and message.rank in self.ranks:
                 yield message.rank, message.message
-            elif isinstance(message, wire.Out) and message.rank in self.ranks:
-                yield Output(message.rank, message.stream, message.data)
-            elif isinstance(message, wire.Ended) and message.rank in self.ranks:
-                yield messages.Ended(message.rank, message.code)
+            elif isinstance(message, Output | messages.Ended) and message.rank in self.ranks:
+                yield message
             elif isinstance(message, wire.Grown):
                 self._bring(message)
-            elif isinstance(message, wire.Swept):
+            elif isinstance(message, messages.Swept):
                 self.swept = True
                 self.say(wire.End())
-                yield messages.Swept()
+                yield message
             elif isinstance(message, wire.Trouble):
                 self.swept = True
                 raise LaunchError(f"On {self.name}: {message.message}", advice=message.advice)
@@ -249,7 +213,7 @@ class RemoteHost:
         self.say(self.begin)
 
     def signal(self, number: int) -> None:
-        self.say(wire.Signal(number))
+        self.say(messages.Signal(number))
 
     def ask_where(self, rank: int) -> bool:
         self.say(wire.Where(rank))

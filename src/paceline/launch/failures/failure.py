@@ -13,10 +13,10 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.comm.link.messages import CANNOT
 from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
 from paceline.record.schema import FailureKind
+from paceline.wire.store import CANNOT
 
 _SHOWN = 10  # last lines of a log that the report shows
 _SEARCHED = 300  # last lines of a log that are searched for known messages

@@ -11,7 +11,7 @@ import os
 import resource
 import threading
 
-from paceline.comm.lost import innermost
+from paceline.comm.ending import innermost
 from paceline.errors import LaunchError
 
 _FILES = 48  # descriptors that the launcher and each worker have open, without those in _FILES_EACH

@@ -11,7 +11,7 @@ import traceback
 from types import FrameType
 
 import paceline
-from paceline.comm.lost import innermost, says_lost
+from paceline.comm.ending import innermost, says_lost
 from paceline.errors import PacelineError, PeerLostError, PeerRaisedError
 from paceline.launch import messages
 from paceline.launch.failures import texts

@@ -22,9 +22,8 @@ from typing import Any, NoReturn, TextIO
 import torch
 
 from paceline import threads
-from paceline.comm.link.client import LinkSocket
 from paceline.launch import messages
-from paceline.launch.control import Control
+from paceline.launch.control import THREAD, Control
 from paceline.launch.failures.tracebacks import describe, whole_text
 from paceline.launch.worker import allocator, offspring
 from paceline.launch.worker.worker_main import perform
@@ -33,6 +32,7 @@ from paceline.record.folder import log_path
 from paceline.record.logs import LogFile, open_log
 from paceline.script import memory
 from paceline.settings import LAUNCHER_VARIABLES, SCHEDULER_VARIABLES, WorkerSettings, use
+from paceline.wire.link import LinkSocket
 
 _PR_SET_PDEATHSIG = 1
 
@@ -202,7 +202,7 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
 def _lose_thread(thread: threading.Thread, error: BaseException, control: Control) -> None:
     """A thread of Paceline's has died, without which others may wait for ever: ends the run."""
     os.write(2, f"paceline: the thread {thread.name!r} has ended:\n{whole_text(error)}\n".encode())
-    if thread is control.thread:
+    if thread.name == THREAD:
         os._exit(1)  # nothing can be told any more: the launcher reads the log's last lines
     control.failed(describe(error))
 

@@ -11,7 +11,7 @@ import os
 import signal
 from typing import Any
 
-from paceline.comm.link.members import Members
+from paceline.comm.members import Members
 
 
 def watch(members: Members) -> None:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.comm.called_off import Regrouping
+from paceline.comm.ending import Regrouping
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 

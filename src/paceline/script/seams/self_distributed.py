@@ -20,13 +20,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.errors import ScriptError
 from paceline.imports import holders
 from paceline.script.chance import kind_of
 from paceline.script.seams import api
 from paceline.script.seams.stage import Stage
 from paceline.settings import Launcher, RunSettings
+from paceline.wire.link import LinkStore, link_of_this_process
 
 ALONE = {
     "torchrun": "--as torchrun: the script made no process group, so each of the {world} workers ran all of it. If the "

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import memory, tree
-from paceline.strategies.mesh import class_losses, entering, layers, lent, transforms
+from paceline.strategies.mesh import class_losses, layers, lent, operand_check, transforms
 from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
@@ -260,7 +260,7 @@ def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
             (args, kwargs), lambda leaf: full if leaf is target else whole(leaf) if is_sharded(leaf) else leaf
         )
         f(*given, **named)
-        entering.note(full)
+        operand_check.note(full)
         _shard(target).to_local().copy_(split_like(full, _shard(target)).to_local())
     return None if name == "__setitem__" else target
 
@@ -392,9 +392,9 @@ def show(tensor: DTensor) -> str:
 
 # Functions through which numbers of the script enter split tensors, and who is told their arguments.
 ENTERING: dict[Any, Callable[[Any, Any], None]] = {
-    **dict.fromkeys((_pointwise, _set_data, _set_grad), lambda args, kwargs: entering.note((args, kwargs))),
-    **dict.fromkeys((_changed, _rewritten), entering.note_change),
-    _listed: entering.note_lists,
-    _gradients: lambda args, kwargs: entering.note(args[:1]),  # the outputs of torch.autograd.grad
+    **dict.fromkeys((_pointwise, _set_data, _set_grad), lambda args, kwargs: operand_check.note((args, kwargs))),
+    **dict.fromkeys((_changed, _rewritten), operand_check.note_change),
+    _listed: operand_check.note_lists,
+    _gradients: lambda args, kwargs: operand_check.note(args[:1]),  # the outputs of torch.autograd.grad
 }
 ShardedParameter.answer = staticmethod(answer)

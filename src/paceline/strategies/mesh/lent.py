@@ -17,7 +17,7 @@ import torch
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.strategies.lent_copies import LentCopies, state_of_part
-from paceline.strategies.mesh import entering
+from paceline.strategies.mesh import operand_check
 from paceline.strategies.mesh.sharded_parameter import ShardedParameter, is_sharded, split_like, whole
 
 
@@ -56,7 +56,7 @@ def _keep(target: Any, full: torch.Tensor) -> None:
             "the workers.",
             advice="Compute a new tensor instead (torch.where, torch.cat), or use --strategy mirrored.",
         )
-    entering.note(full)
+    operand_check.note(full)
     shard = target.shard if isinstance(target, ShardedParameter) else target
     shard.to_local().copy_(split_like(full, shard).to_local())
 

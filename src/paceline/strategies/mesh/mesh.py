@@ -20,8 +20,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.experimental import register_sharding
+from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.axes import Axes
+from paceline.comm.coalesced import broadcast_all
 from paceline.comm.group import Group
 from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import ScriptError, UsageError
@@ -31,14 +33,12 @@ from paceline.script.proof.ways import knows_more
 from paceline.script.rows.origins import show_apart
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.mesh import entering, functions, lent, transforms
+from paceline.strategies.mesh import functions, lent, operand_check, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
-from paceline.strategies.mesh.hybrid import ShardedMesh
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_agreement import ModelAgreement
 from paceline.strategies.mesh.model_axis import connect
-from paceline.strategies.mesh.same_rows import SameRows
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     is_in_use,
@@ -52,7 +52,8 @@ from paceline.strategies.mesh.sharded_parameter import (
 from paceline.strategies.mesh.split_output import SplitOutput, make_plain
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipeline import Pipeline
-from paceline.torch_private import is_any_true, is_compiled, plain_data, uncompiled
+from paceline.strategies.sharded import Sharded
+from paceline.torch_private import is_any_true, is_compiled, parameters_in, plain_data, uncompiled
 from paceline.units import size
 
 KINDS = (DTensor, FusedHeads)
@@ -150,7 +151,7 @@ class Mesh(PartGradients):
             chosen.append((parameter, dim, dims[dim]))
         with torch.inference_mode(False):  # the first call may be an evaluation
             for parameter, dim, name in chosen:
-                entering.note(parameter.grad if equal else (parameter, parameter.grad))
+                operand_check.note(parameter.grad if equal else (parameter, parameter.grad))
                 shard_in_place(parameter, self._axis(parameter.device.type), dim, name)
                 cast(Any, parameter).tokens = self.layout.axis_of.get("tokens") == "model"
         if chosen and not self._told:
@@ -180,11 +181,11 @@ class Mesh(PartGradients):
 
     def place(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
-            split_state(optimizer, entering.note)
+            split_state(optimizer, operand_check.note)
 
     def before_step(self, optimizer: Any) -> None:
         super().before_step(optimizer)
-        split_state(optimizer, entering.note)
+        split_state(optimizer, operand_check.note)
 
     def on_enough(self) -> None:
         super().on_enough()
@@ -256,7 +257,7 @@ class Mesh(PartGradients):
         """What this worker keeps of a whole tensor."""
         if not is_sharded(like) or is_sharded(value):
             return value
-        entering.note(value)
+        operand_check.note(value)
         return split_like(value, like.shard if isinstance(like, ShardedParameter) else like)
 
     # -- gradients -------------------------------------------------------------------------------------------------
@@ -314,3 +315,49 @@ def _make_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> A
 
 def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     return functions.answer(f, types, args, kwargs or {})
+
+
+class SameRows:
+    """One worker on the axis data: all compute the same rows. There is no gradient to average, only weights to split,
+    which are rank 0's at the first call; `model_agreement` compares what the workers do afterwards."""
+
+    def __init__(self, stage: Stage, split: Callable[[nn.Module], None]) -> None:
+        """`split` splits the parameters of a root module."""
+        self._stage, self._split = stage, split
+        self._met: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def on_model(self, module: nn.Module) -> None:
+        if self._stage.aside:
+            return
+        tensors = (*parameters_in(module), *module.buffers())
+        plain = [tensor for tensor in tensors if tensor not in self._met and not (is_sharded(tensor) or tensor.is_meta)]
+        broadcast_all(self._stage.group, plain, "the model's weights")
+        self._split(module)
+        self._met.update(dict.fromkeys(parameters_in(module)))
+
+    def before_forward(self, module: nn.Module) -> None:
+        if any(parameter not in self._met for parameter in parameters_in(module)):  # added since the first call
+            self.on_model(module)
+
+    def before_step(self, optimizer: Any) -> None:
+        split_state(optimizer, operand_check.note)
+
+
+class ShardedMesh(Sharded):
+    """When a peer dies, the message that misses it raises."""
+
+    name = "mesh"
+
+    def __init__(self, data: int = 0, shard: int = 2) -> None:
+        """`data` and `shard`: the number of workers on each axis; data=0: as many as there are."""
+        super().__init__()
+        self.data, self.shard = data, shard
+
+    def axes(self, workers: int) -> Axes:
+        self.replicas = self.data or workers // self.shard
+        if self.replicas * self.shard != workers:
+            raise UsageError(
+                f"mesh(data={self.data or '…'},shard={self.shard}) needs data × shard workers; the run has {workers}.",
+                advice=f"Type: -n {max(self.replicas, 1) * self.shard}",
+            )
+        return super().axes(workers)

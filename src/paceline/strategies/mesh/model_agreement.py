@@ -23,16 +23,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.agreement.compare import Agreement
+from paceline.agreement.updates import Operands, compare_arguments, compare_options
 from paceline.comm.group import Group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.agreement import Agreement
-from paceline.strategies.mesh import entering, lent
+from paceline.strategies.mesh import lent, operand_check
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.sharded_parameter import ShardedParameter
 from paceline.strategies.mesh.split_output import SplitOutput
 from paceline.strategies.mirrored import AtEnd
-from paceline.strategies.operands import Operands
-from paceline.strategies.owned.comparison import compare_arguments, compare_options
 
 SPLIT = (ShardedParameter, DTensor, SplitOutput, FusedHeads)
 
@@ -46,7 +45,7 @@ class ModelAgreement:
         self._weights = Agreement(stage, name_of, axis, of_parts=False, of_seeds=stage.rows.world == 1)
         self._members = list(stage.axes.members(stage.group.rank, "tensor"))
         self._has_model = False
-        entering.connect(self._note)
+        operand_check.connect(self._note)
 
     def _note(self, value: Any) -> None:
         """Not inside a model's call, whose activations are many: what differs there reaches the loss."""

@@ -49,6 +49,11 @@ class ShardedParameter(torch.Tensor):
         given, named = tree.replace((args, kwargs or {}), _shard_of)
         return f(*given, **named)
 
+    @property
+    def local(self) -> torch.Tensor:
+        """What all workers that share rows hold: the shard, without a graph."""
+        return self.shard.to_local()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A plain parameter: a copy of the model is split when it is called itself."""
         if id(self) not in memo:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from paceline.agreement.updates import LossCheck, is_number
 from paceline.comm.coalesced import broadcast_all
-from paceline.strategies.loss_check import LossCheck, is_number
 from paceline.strategies.stage_tensor import StageTensor
 from paceline.torch_private import parameters_in
 

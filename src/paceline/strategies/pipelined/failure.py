@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import msgspec
 
-from paceline.comm.called_off import CalledOff
+from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
 from paceline.errors import PeerRaisedError
 from paceline.script.together import Raised, describe, rebuild, set_streams

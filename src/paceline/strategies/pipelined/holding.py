@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
-from paceline.strategies.operands import Operands
-from paceline.strategies.owned.state import own_state
+from paceline.strategies.owned_state import own_state
 from paceline.strategies.stage_numbers import Number, Numbers, settled
 from paceline.strategies.stage_tensor import StageTensor, Team, give, take_back, whole
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline.comm.called_off import CalledOff
+from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
 from paceline.comm.network.post import Post
 from paceline.errors import PacelineError, ScriptError

@@ -21,8 +21,8 @@ from paceline.comm.memory.region import host_of_this_process
 from paceline.errors import PeerLostError, ScriptError
 from paceline.strategies.server import messages as say
 from paceline.strategies.server.heartbeat import Heartbeat, connect
-from paceline.strategies.server.keys import WorkerKeys
 from paceline.strategies.server.servers import Addresses
+from paceline.wire.channel import Access
 
 LOOK = 100  # milliseconds between two looks at the servers' lives
 AGAIN = 10.0  # seconds after which a request is sent again: the network may have lost it
@@ -48,7 +48,7 @@ class Client:
     def __init__(
         self,
         addresses: Addresses,
-        keys: WorkerKeys,
+        access: Access,
         *,
         rank: int,
         notice: Callable[[str], None] = print,
@@ -64,12 +64,12 @@ class Client:
         self._waiting, self._patience, self._process = waiting, patience, os.getpid()
         self._requests: Iterator[int] = count(1)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [connect(self._context, address, keys) for address in chosen]
+        self._connections = [connect(self._context, address, access) for address in chosen]
         self._poller = zmq.Poller()
-        for socket in self._sockets:
-            self._poller.register(socket, zmq.POLLIN)
+        for connection in self._connections:
+            self._poller.register(connection.socket, zmq.POLLIN)
         self._hello = say.Hello(0, self.worker, rank, self._process, host_of_this_process())
-        self._heart = Heartbeat(self._context, chosen, keys, self._hello, notice)
+        self._heart = Heartbeat(self._context, chosen, access, self._hello, notice)
         self._over = False
         self.ask_all(dict.fromkeys(range(self.servers), self._make_hello), "a parameter server's welcome")
 
@@ -91,30 +91,9 @@ class Client:
             return asked
         with self._waiting(what):
             while any(each.answer is None for each in asked.values()):
-                for socket, _ in self._poller.poll(LOOK):
-                    server = self._sockets.index(socket)
-                    self._receive(server, asked.get(server))
+                self._receive(asked)
                 self._look_after(asked)
         return asked
-
-    def once(self, key: str, value: bytes) -> bytes:
-        """The value of a key: this one, if no worker has set another before."""
-        asked = self.ask_all({0: lambda number: (say.Once(number, self.worker, key, value), None)}, f"the key {key}")
-        return told(asked[0])
-
-    def ticket(self, key: str) -> int:
-        """A number that no other worker gets, from 0."""
-        asked = self.ask_all({0: lambda number: (say.Ticket(number, self.worker, key), None)}, f"a ticket for {key}")
-        return told(asked[0])
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether rank 0 has ended the run."""
-        return self._heart.over
-
-    def end_run(self) -> None:
-        """Lets the other workers end, too. They learn of it by their next heartbeat."""
-        self.ask_all({0: lambda number: (say.Over(number, self.worker), None)}, "the end of the run")
 
     def close(self) -> None:
         """Says good-bye; waits 2 s at most."""
@@ -124,12 +103,10 @@ class Client:
         asked = self.begin(dict.fromkeys(range(self.servers), lambda number: (say.Bye(number, self.worker), None)))
         until = time.monotonic() + FAREWELL
         while any(each.answer is None for each in asked.values()) and time.monotonic() < until:
-            for socket, _ in self._poller.poll(LOOK):
-                server = self._sockets.index(socket)
-                self._receive(server, asked.get(server))
+            self._receive(asked)
         self._heart.close()
-        for socket in self._sockets:
-            socket.close()
+        for connection in self._connections:
+            connection.close()
         self._context.term()
 
     # -- one server ---------------------------------------------------------------------------------------------------
@@ -140,11 +117,16 @@ class Client:
     def _send(self, server: int, pending: Pending) -> None:
         ask, numbers = pending.make(pending.request)
         pending.sent = time.monotonic()
-        self._sockets[server].send_multipart(say.framed(ask, numbers), copy=numbers is None)
+        self._connections[server].send(say.framed(ask, numbers), copy=numbers is None)
 
-    def _receive(self, server: int, pending: Pending | None) -> None:
-        frames = self._sockets[server].recv_multipart(copy=False)
-        body, numbers = say.parted([frame.buffer for frame in frames])
+    def _receive(self, asked: dict[int, Pending]) -> None:
+        self._poller.poll(LOOK)
+        for server, connection in enumerate(self._connections):
+            for frames in connection.receive(copy=False):
+                self._take(server, asked.get(server), frames)
+
+    def _take(self, server: int, pending: Pending | None, frames: list[memoryview]) -> None:
+        body, numbers = say.parted(frames)
         answer = say.decode_answer(body)
         if isinstance(answer, say.Welcome):
             self._heart.tell(answer.notices)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.strategies.server.keys import ServerKeys
 from paceline.strategies.server.stale.correction import Kind
+from paceline.wire.channel import Keys
 
 FREE = float("inf")
 
@@ -13,7 +13,7 @@ FREE = float("inf")
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sent to the supervisor as JSON, through an inherited pipe: it holds the servers' secret key."""
 
-    keys: ServerKeys
+    keys: Keys
     folder: str  # for sockets and shards: private, and on this host
     record: str = ""  # the run's record, for logs and reports; empty: logs go to standard error
     servers: int = 1

@@ -21,8 +21,8 @@ from torch.utils.data import SequentialSampler
 
 from paceline.script.patches import patch
 from paceline.script.seams.stage import Stage
-from paceline.strategies.server.client import Client
 from paceline.torch_private import LoaderIterator
+from paceline.wire.link import LinkStore
 
 ITERABLE = 1  # torch's kind of dataset
 Deal = Literal["every", "free"]
@@ -41,8 +41,8 @@ class Iteration:
 class Dealing:
     """Installed on every worker. `at_end(iteration)` is called when a training iteration has ended."""
 
-    def __init__(self, stage: Stage, client: Client, *, rank: int, world: int, deal: Deal) -> None:
-        self.stage, self.client, self.rank, self.world, self.deal = stage, client, rank, world, deal
+    def __init__(self, stage: Stage, store: LinkStore, *, rank: int, world: int, deal: Deal) -> None:
+        self.stage, self._store, self.rank, self.world, self.deal = stage, store, rank, world, deal
         self.at_end: Callable[[Iteration], None] = lambda iteration: None
         self._loaders: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # number, iterations
         self._new = count()  # a loader that is gone keeps its number: each epoch may make a new one
@@ -64,7 +64,7 @@ class Dealing:
             self._dealt[loader] = is_dealt = self.stage.views.is_training()
             if not is_dealt:
                 return plain(loader)
-            restore_streams(self.client.once(f"{key}: streams", streams()))
+            restore_streams(self._store.compare_set(f"{key}: streams", b"", streams()))
             iteration = Iteration(self._numbers(key))
             kept = getattr(loader, "_iterator", None)  # of persistent processes: used again
             if kept is not None:
@@ -109,7 +109,8 @@ class Dealing:
     def _numbers(self, key: str) -> Iterator[int]:
         yield self.rank  # also "free": no worker is left without a batch
         for number in count():
-            yield self.world + self.client.ticket(key) if self.deal == "free" else self.world * (number + 1) + self.rank
+            free = self.deal == "free"
+            yield self.world + self._store.add(key, 1) - 1 if free else self.world * (number + 1) + self.rank
 
     def _attach(self, iterator: Any, iteration: Iteration) -> Any:
         iterator.__dict__["_paceline_dealt"] = iteration

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-import msgspec
 import zmq
 
-from paceline import threads
-from paceline.comm.pulse import BEAT
 from paceline.strategies.server import messages as say
-from paceline.strategies.server.keys import WorkerKeys, prove
+from paceline.wire.channel import Access, Connection, Loop
 
 
 class Heartbeat:
@@ -22,24 +19,21 @@ class Heartbeat:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         addresses: Sequence[str],
-        keys: WorkerKeys,
+        access: Access,
         hello: say.Hello,
         notice: Callable[[str], None],
     ) -> None:
-        self._context, self._addresses, self._keys, self._hello = context, addresses, keys, hello
+        self._hello, self._notice = hello, notice
         self.heard = [time.monotonic()] * len(addresses)
         self.starts = [0] * len(addresses)
-        self.over = False  # rank 0 has ended
         self._told: set[str] = set()
-        self._notice, self._over = notice, False
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threads.start("paceline-heartbeat", self._run)
+        self._connect = lambda: [connect(context, address, access) for address in addresses]
+        self._beats = [say.encode(say.Beat(0, hello.worker))]
+        self._loop = Loop[None]("paceline-heartbeat", self._sockets, turn=self._hear, beat=self._beat, end=self._end)
+        self._loop.start()
 
     def close(self) -> None:
-        self._over = True
-        os.eventfd_write(self._bell, 1)
-        self._thread.join(timeout=2)
-        os.close(self._bell)
+        self._loop.close(timeout=2)
 
     def tell(self, notices: Sequence[str]) -> None:
         """Passes on what a server has to say, each text once."""
@@ -48,57 +42,35 @@ class Heartbeat:
                 self._told.add(text)
                 self._notice(text)
 
-    def _run(self) -> None:
-        sockets = [connect(self._context, address, self._keys) for address in self._addresses]
-        poller = zmq.Poller()
-        for socket in sockets:
-            poller.register(socket, zmq.POLLIN)
-        poller.register(self._bell, zmq.POLLIN)
-        body = say.encode(say.Beat(0, self._hello.worker))
-        next_beat = 0.0
-        while not self._over:
-            now = time.monotonic()
-            if now >= next_beat:
-                next_beat = now + BEAT
-                for socket in sockets:
-                    self._send(socket, body)
-            for source, _ in poller.poll(int(1000 * max(0.0, next_beat - time.monotonic()))):
-                if source != self._bell:
-                    self._hear(source, sockets.index(source))
-        for socket in sockets:
-            socket.close(linger=0)
+    def _sockets(self) -> Iterable[Any]:
+        self._connections = self._connect()
+        return [connection.socket for connection in self._connections]
 
-    def _hear(self, socket: zmq.Socket[bytes], server: int) -> None:
-        try:
-            answer = say.decode_answer(socket.recv_multipart()[0])
-        except msgspec.DecodeError:
-            return
-        self.heard[server] = time.monotonic()
-        if isinstance(answer, say.Pong):
-            self.starts[server] = answer.start
-            self.over = self.over or answer.over
-        elif isinstance(answer, say.Welcome):
-            self.starts[server] = answer.start
-            self.tell(answer.notices)
-        elif isinstance(answer, say.Unknown):  # the server has started again: this worker is still here
-            self._send(socket, say.encode(self._hello))
+    def _beat(self) -> None:
+        for connection in self._connections:
+            connection.send(self._beats)
 
-    def _send(self, socket: zmq.Socket[bytes], body: bytes) -> None:
-        try:
-            socket.send(body, zmq.NOBLOCK)
-        except zmq.Again:
-            pass  # a server that is away for long: its queue is full of heartbeats
+    def _hear(self) -> None:
+        for server, connection in enumerate(self._connections):
+            for frames in connection.receive():
+                answer = say.decode_answer(frames[0])
+                self.heard[server] = time.monotonic()
+                if isinstance(answer, say.Pong):
+                    self.starts[server] = answer.start
+                elif isinstance(answer, say.Welcome):
+                    self.starts[server] = answer.start
+                    self.tell(answer.notices)
+                elif isinstance(answer, say.Unknown):  # the server has started again: this worker is still here
+                    connection.send([say.encode(self._hello)])
+
+    def _end(self) -> None:
+        for connection in self._connections:
+            connection.close()
 
 
-def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: WorkerKeys) -> zmq.Socket[bytes]:
-    """A socket to one server, which connects again by itself."""
-    socket = context.socket(zmq.DEALER)
-    prove(socket, keys)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, access: Access) -> Connection:
+    """A connection to one server, which is made again soon."""
+    options: dict[int, int] = {zmq.RECONNECT_IVL: 50, zmq.RECONNECT_IVL_MAX: 500}
     if address.startswith("tcp:"):
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-    socket.connect(address)
-    return socket
+        options |= {zmq.HEARTBEAT_IVL: 2000, zmq.HEARTBEAT_TIMEOUT: 10000}
+    return Connection(address, *access, context=context, options=options)

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.network.curve import frames_of
 from paceline.strategies.server.optimizers import OptimizerSpec
 from paceline.strategies.server.partition import Share, TensorSpec
+from paceline.wire.channel import frames_of
 
 ALL_ANSWERED = -1  # a sequence number: nothing was pushed yet
 
@@ -88,23 +88,6 @@ class Assign(Request, tag="assign", frozen=True):
     space: int
 
 
-class Once(Request, tag="once", frozen=True):
-    """Sets a key that has no value yet. Answer: Told, with the key's value."""
-
-    key: str
-    value: bytes
-
-
-class Ticket(Request, tag="ticket", frozen=True):
-    """Answer: Told, with the next number of this key, from 0."""
-
-    key: str
-
-
-class Over(Request, tag="over", frozen=True):
-    """Rank 0 has ended: the others may end, too. Answer: Told."""
-
-
 class Bye(Request, tag="bye", frozen=True):
     """The worker has ended, or will not push again. Answer: Told."""
 
@@ -113,7 +96,7 @@ class Beat(Request, tag="beat", frozen=True):
     """The worker is alive. Answer: Pong."""
 
 
-Ask = Hello | Open | Push | Pull | State | Load | Assign | Once | Ticket | Over | Bye | Beat
+Ask = Hello | Open | Push | Pull | State | Load | Assign | Bye | Beat
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -141,7 +124,6 @@ class Told(Answer, tag="told", frozen=True):
 
 class Pong(Answer, tag="pong", frozen=True):
     start: int
-    over: bool  # rank 0 has ended
 
 
 class Unknown(Answer, tag="unknown", frozen=True):

@@ -1,4 +1,4 @@
-"""Who may go on: bounded staleness, and rounds of a synchronous server. Only counting; no sockets, no numbers.
+"""Bounded staleness: which workers may start the next step. Only counting; no sockets, no numbers.
 
 A worker's clock is the number of its steps. With a bound K, a worker that is more than K steps ahead of the slowest
 live worker waits. With K = 0 the server is synchronous: a round is complete when all live workers with the lowest clock
@@ -41,7 +41,7 @@ class Pace(Generic[T]):
         return self.clocks[worker]
 
     def leave(self, worker: int) -> None:
-        """A worker has ended. A push of its is kept; nobody waits for it any more."""
+        """A worker has ended. Its last push counts; the round no longer waits for it."""
         self._latest = max(self._latest, self.clocks.pop(worker, 0))
         self._done.pop(worker, None)
 

@@ -1,4 +1,4 @@
-"""A server's process: one loop over its socket, the gate, its workers' processes and the clock.
+"""A server's process: one loop over its socket, its workers' processes and the clock.
 
 Nothing that arrives ends a server: what cannot be decoded, or makes no sense, is counted and logged. The server ends by
 SIGTERM, after a last write, or with its supervisor.
@@ -15,8 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +25,21 @@ import zmq
 
 from paceline import threads, units
 from paceline.comm.memory.region import Region, host_of_this_process
-from paceline.comm.network.curve import Door
 from paceline.errors import PeerLostError
 from paceline.record.servers import ServerReport, write_report
 from paceline.strategies.server import messages as say
 from paceline.strategies.server import shard_file
 from paceline.strategies.server.config import ServerConfig
-from paceline.strategies.server.gate import Gate
-from paceline.strategies.server.keys import admit_workers
 from paceline.strategies.server.members import Members
 from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard
 from paceline.strategies.server.space import MalformedError, Pushed, Space
+from paceline.threads import Bell
+from paceline.wire.channel import Listener
 
 TOLD = 20  # malformed messages that are logged one by one
 COUNTER = struct.Struct("<QQ")  # updates made, starts: in memory that outlives the server
 TICK = 0.25  # seconds
-
-
-@dataclass
-class Kept:
-    """What workers keep at a server besides parameters."""
-
-    store: dict[str, bytes] = field(default_factory=dict)
-    tickets: dict[str, int] = field(default_factory=dict)
-    given: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last request and ticket
-
-    def ticket(self, ask: say.Ticket) -> int:
-        """The next ticket; the same one if the worker asks again."""
-        request, ticket = self.given.get(ask.worker, (-1, -1))
-        if request != ask.request:
-            ticket = self.tickets.get(ask.key, 0)
-            self.tickets[ask.key] = ticket + 1
-            self.given[ask.worker] = ask.request, ticket
-        return ticket
 
 
 class Server:
@@ -71,20 +51,14 @@ class Server:
         self.spaces: dict[int, Space] = {}
         self.updates = 0
         self.lost = 0
-        self._is_over = False  # rank 0 has ended
         self.staleness: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
-        self._kept, self._notices = Kept(), list[str]()
+        self._notices = list[str]()
         self._path = Path(config.folder) / f"server{number}.shard"
         self._writer: tuple[int, int] | None = None  # the process that writes the shard, and the updates in it
         self._written, self._next_write = -1, time.monotonic() + config.write_every
-        self._over, self._bell = False, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._context = zmq.Context()
-        self._context.setsockopt(zmq.LINGER, 500)
-        self._socket = self._context.socket(zmq.ROUTER)
-        admit_workers(self._socket, config.keys)
-        self._gate = Gate(self._socket, config.keys.workers, self.log)
-        self._door: Door | None = None
+        self._over, self._bell = False, Bell()
+        self._listener: Listener  # from `bind` on
         self._logged = 0  # strangers
         self._poller = zmq.Poller()
         self.members = Members(self._poller, self._on_gone)
@@ -93,46 +67,37 @@ class Server:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def bind(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """Listens. Returns the addresses, with the ports that the kernel has chosen. One of TCP is the last."""
-        bound = []
-        for address in addresses:
-            until = time.monotonic() + 5
-            while True:
-                try:
-                    bound.append(self._bind(address))
-                    break
-                except (OSError, zmq.ZMQError) as error:  # the socket of the server's last life may still be closing
-                    if error.errno != errno.EADDRINUSE or time.monotonic() > until:
-                        raise
-                    time.sleep(0.02)
-        return tuple(bound)
-
-    def _bind(self, address: str) -> str:
-        if not address.startswith("tcp:"):
-            self._socket.bind(address)
-            return address
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        known, secret = 0 if port == "*" else int(port), self.config.keys.secret.encode()
-        expected = 2 * self.config.workers  # connections: all come again when a server has started again
-        self._door = Door(self._socket, secret, host, known, expected=expected)
-        return f"tcp://{host}:{self._door.port}"
+        """Listens at a socket of this host, and at an address of TCP if there is one. Returns the addresses, with the
+        port that the kernel has chosen."""
+        path, *beyond = addresses
+        host, _, port = beyond[0].removeprefix("tcp://").rpartition(":") if beyond else ("", "", "0")
+        until = time.monotonic() + 5
+        while True:
+            try:
+                self._listener = Listener(
+                    self.config.keys,
+                    host.strip("[]"),
+                    0 if port == "*" else int(port),
+                    expected=2 * self.config.workers,  # connections: all come again when a server has started again
+                    path=path,
+                )
+                return (path, self._listener.place) if beyond else (path,)
+            except (OSError, zmq.ZMQError) as error:  # the socket of the server's last life may still be closing
+                if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
 
     def run(self) -> None:
         """Serves until SIGTERM."""
         signal.signal(signal.SIGTERM, self._stop)
-        for source in (self._socket, self._gate.questions, self._bell):
-            self._poller.register(source, zmq.POLLIN)
-        sources: dict[Any, Callable[[], None]] = {
-            self._gate.questions: self._gate.answer,
-            self._socket: self._receive,
-            self._bell: lambda: None,
-        }
+        for own in (self._listener.socket, self._bell.fileno()):
+            self._poller.register(own, zmq.POLLIN)
         next_look = time.monotonic() + TICK
         while not self._over:
             for source, _ in self._poller.poll(int(1000 * TICK)):
-                if source in sources:
-                    sources[source]()
-                else:
+                if source is self._listener.socket:
+                    self._receive()
+                elif source != self._bell.fileno():
                     self.members.end_of(source)
             if time.monotonic() >= next_look:
                 self._look_at_the_clock()
@@ -140,29 +105,25 @@ class Server:
         if self.config.last_write:
             self._write(here=True)
         self._report()
-        self._gate.close()
-        if self._door is not None:
-            self._door.close()
-        self._socket.close()
-        self._context.term()
+        self._listener.close(linger=500)
 
     def log(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} server {self.number}: {text}", file=sys.stderr, flush=True)
 
     def _stop(self, number: int, frame: Any) -> None:
         self._over = True
-        os.eventfd_write(self._bell, 1)
+        self._bell.ring()
 
     @property
     def _refused(self) -> int:
-        """Connections from processes without the keys of this run."""
-        return self._gate.refused if self._door is None else self._door.strangers  # which counts those of the gate, too
+        """Connections, and messages, of processes without the keys of this run."""
+        return self._listener.strangers + self._listener.refused
 
     def _look_at_the_clock(self) -> None:
         threads.check()
         now = time.monotonic()
-        if self._door is not None and self._door.strangers >= max(1, 2 * self._logged):  # ever more rarely
-            self._logged = self._door.strangers
+        if self._refused >= max(1, 2 * self._logged):  # ever more rarely
+            self._logged = self._refused
             self.log(f"refused {units.count(self._logged, 'connection')} of processes that do not have the run's keys")
         self.members.drop_silent(now, self.config.silence)
         self._reap_writer()
@@ -175,12 +136,8 @@ class Server:
 
     def _receive(self) -> None:
         """Handles every message that has arrived, but looks at other sources now and then."""
-        for _ in range(64):
-            try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            self._handle(peer.bytes, [frame.buffer for frame in frames])
+        for peer, frames in islice(self._listener.receive(copy=False), 64):
+            self._handle(peer, frames)
 
     def _handle(self, peer: bytes, frames: list[memoryview]) -> None:
         ask: say.Ask | None = None
@@ -207,16 +164,9 @@ class Server:
         if not self.members.hear(ask.worker):
             self._send(peer, say.Unknown(ask.request))
         elif isinstance(ask, say.Beat):
-            self._send(peer, say.Pong(ask.request, self.starts, self._is_over))
+            self._send(peer, say.Pong(ask.request, self.starts))
         elif isinstance(ask, say.Open):
             self._open(peer, ask, numbers)
-        elif isinstance(ask, say.Once):
-            self._send(peer, say.Told(ask.request, self._kept.store.setdefault(ask.key, ask.value)))
-        elif isinstance(ask, say.Ticket):
-            self._send(peer, say.Told(ask.request, self._kept.ticket(ask)))
-        elif isinstance(ask, say.Over):
-            self._is_over = True
-            self._send(peer, say.Told(ask.request, None))
         elif isinstance(ask, say.Bye):
             self.members.drop(ask.worker, "")
             if not self.members:
@@ -312,7 +262,7 @@ class Server:
         )
 
     def _send(self, peer: bytes, answer: say.Answer, numbers: bytes | None = None) -> None:
-        self._socket.send_multipart([peer, *say.framed(answer, numbers)], copy=numbers is None)
+        self._listener.send(peer, say.framed(answer, numbers), copy=numbers is None)
 
     def _on_update(self, staleness: int) -> None:
         self.updates += 1
@@ -333,7 +283,6 @@ class Server:
         if self._path.exists():
             contents, shards = shard_file.read(self._path)
             self.updates, self.staleness = contents.updates, Counter(contents.staleness)
-            self._kept = Kept(dict(contents.store), dict(contents.tickets))
             known = {worker for entry in contents.spaces for worker in entry.clocks}
             self.members.expect(known, time.monotonic() + self.config.rejoin)
             for entry, shard in zip(contents.spaces, shards, strict=True):
@@ -360,10 +309,7 @@ class Server:
         draft = shard_file.Draft()
         for number, space in self.spaces.items():
             draft.add(number, space.shard, space.applied, space.pace.clocks)
-        contents = shard_file.Contents(
-            *(self.number, self.updates, dict(self.staleness), tuple(draft.spaces)),
-            *(self._kept.store, self._kept.tickets),
-        )
+        contents = shard_file.Contents(self.number, self.updates, dict(self.staleness), tuple(draft.spaces))
         if here:
             self._reap_writer(wait=True)
             draft.write(self._path, contents)

@@ -55,8 +55,6 @@ class Contents(msgspec.Struct, frozen=True):
     updates: int  # of all spaces together
     staleness: dict[int, int]  # histogram
     spaces: tuple[SpaceEntry, ...]
-    store: dict[str, bytes]
-    tickets: dict[str, int]
 
 
 class Draft:

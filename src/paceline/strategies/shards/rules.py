@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
 from paceline.script.patches import all_of, patch
 from paceline.script.rows import crossings
 from paceline.strategies.lent_copies import LentCopies, state_of_part
-from paceline.strategies.operands import Operands
 from paceline.strategies.shards import names
 from paceline.strategies.shards.parts import (
     as_local,

@@ -21,11 +21,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from paceline.agreement.digest import digest
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.repeated_blocks import repeated_blocks
-from paceline.strategies.digest import digest
 from paceline.torch_private import (
     after_fsdp_call,
     before_fsdp_call,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.checkpoint import manifest
+from paceline.checkpoint.reader import Reader
+from paceline.checkpoint.save import Part, save_states
+from paceline.checkpoint.tree import decode
 from paceline.horovod.common import basics
 from paceline.horovod.common.elastic import ObjectState
-from paceline.horovod.torch.elastic import on_disk
 from paceline.horovod.torch.elastic.sampler import ElasticSampler
 from paceline.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from paceline.settings import of_this_process
 
 
 class StateHandler:
@@ -102,14 +107,22 @@ class TorchState(ObjectState):
         super().sync()
 
     def write(self) -> None:
-        on_disk.write({name: handler.saved for name, handler in self._handlers.items()}, self._saved_state)
+        """Rank 0 writes the committed state to the disk and reads it, alone; the others get it by `sync`."""
+        saving = of_this_process().run.saving
+        assert saving is not None
+        parts = [Part(name, "object", "", handler.saved) for name, handler in self._handlers.items()]
+        save_states(Path(saving.folder), parts, step=None, extra=self._saved_state)
 
     def read(self) -> None:
-        if (found := on_disk.read()) is None:
-            return
-        states, values = found
+        saving = of_this_process().run.saving
+        if saving is None or not saving.resume:
+            return  # this run does not start from a committed state
+        where = Path(saving.resume)
+        found = manifest.read(where)
+        reader = Reader(where, found)
+        values = decode(found.extra, reader.read) or {}
         for name, handler in self._handlers.items():
-            handler.saved = states[name]
+            handler.saved = decode(found.parts[name]["state"], reader.read)
         self._saved_state |= {name: value for name, value in values.items() if name in self._saved_state}
         self.restore()
 

@@ -1,1 +1,0 @@
-"""Runs on several hosts without ssh: the same command on each, which meet at one of them."""
