@@ -111,7 +111,7 @@ class Model:
             exposed, bubble = 0.0, 0.0
         else:
             exposed, bubble, update = getattr(self, f"_{setup.strategy}")(setup, forward, backward, update)
-            exposed += self.workload.messages * self.place(setup.workers, setup.devices).message()
+            exposed += self._exchanges(setup)
         compute = forward + backward + update
         if setup.workers not in self._behind:
             self._behind[setup.workers] = self.workload.behind(setup.workers)
@@ -166,6 +166,11 @@ class Model:
                 (place.all_reduce(setup.algorithm, size), when) for size, when in self.buckets(setup.bucket)
             ]
         return self._sums[key]
+
+    def _exchanges(self, setup: Setup) -> float:
+        """Seconds of the small exchanges: their software, as measured, and their messages."""
+        messages = self.workload.messages * self.place(setup.workers, setup.devices).message()
+        return self.workload.exchange / setup.speed + messages
 
     def buckets(self, size: float) -> list[tuple[float, float]]:
         if size not in self._buckets:
@@ -261,7 +266,7 @@ class Model:
             return "compute", "a faster device, or lower precision (paceline tune)"
         place = self.place(setup.workers, setup.devices)
         if cause == "communication":
-            small = self.workload.messages * place.message()
+            small = self._exchanges(setup)
             if small > lost / 2:
                 return (
                     f"small exchanges: {self.workload.messages:.0f} a step over {setup.workers:,} workers",

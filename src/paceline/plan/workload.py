@@ -32,7 +32,8 @@ from paceline.record.timeline import read_spans
 from paceline.tables.figures import columns_of, counted_steps, figures
 
 FEWEST = 3  # counted steps of a run that is used
-GRAIN = 64  # pieces of the backward at which gradients become ready
+GRAIN = 64  # pieces of gradients whose order is unknown
+FIRST = 1 << 20  # bytes of the first bucket at most, as `comm.buckets` has it
 STATES = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "LAMB": 2, "SGD": 1, "LARS": 1, "RMSprop": 1}
 ADVICE = "Measure the script: paceline plan --measure train.py"
 
@@ -64,15 +65,18 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one worker. `ready`: bytes of gradients in the order of the backward, each with the fraction of the
-    backward after which it is ready."""
+    """One step of one worker. `ready`: buckets of gradients in the order of the backward: bytes, and the fractions of
+    the backward after which its first and its last gradient are ready."""
 
     name: str
     batch: int  # of the script, over all workers
     points: tuple[Point, ...]  # by rows
-    ready: tuple[tuple[float, float], ...] = ()
+    ready: tuple[tuple[float, float, float], ...] = ()
     scatter: tuple[float, ...] = (1.0,)  # own work of a step, relative to its mean; sorted
     messages: float = 0.0  # small exchanges of a step
+    exchange: float = (
+        0.0  # seconds that these and the last bucket take in the record's memory: the cost of the software
+    )
     parameters: int = 0  # bytes
     states: int = 0  # tensors of the optimizer as large as the parameters
     device: str = "CPU"
@@ -88,7 +92,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gradients(self) -> float:
-        return sum(size for size, _ in self.ready)
+        return sum(bucket[0] for bucket in self.ready)
 
     @property
     def spread(self) -> float:
@@ -115,18 +119,22 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return max(sum(a * b for a, b in zip(self.scatter, shares, strict=True)) - 1.0, 0.0) if workers > 1 else 0.0
 
     def buckets(self, size: float) -> list[tuple[float, float]]:
-        """The gradients in buckets of `size` bytes: bytes, and the fraction of the backward after which it is sent."""
+        """The gradients in buckets of at most `size` bytes, the first of at most FIRST: bytes, and the fraction of the
+        backward after which it is sent. A bucket that was measured is cut only if it is larger; its gradients are taken
+        as even between the first and the last."""
         found: list[tuple[float, float]] = []
-        filled = 0.0
-        for piece, when in self.ready:
-            while filled + piece >= size:
-                found.append((size, when))
-                piece -= size - filled
-                filled = 0.0
-            filled += piece
-        if filled > 0.5:
-            found.append((filled, self.ready[-1][1]))
-        return found
+        filled, when, limit = 0.0, 0.0, min(size, FIRST)
+        for bucket, first, last in self.ready:
+            if filled and filled + bucket > limit:
+                found.append((filled, when))
+                filled, limit = 0.0, size
+            if bucket > size:
+                parts = math.ceil(bucket / size)
+                found += [(bucket / parts, first + (last - first) * (n + 1) / parts) for n in range(parts)]
+                limit = size
+            else:
+                filled, when = filled + bucket, last
+        return [*found, (filled, when)] if filled else found
 
 
 def read_workload(folder: Path, *, accuracy: float | None = None, leave_out: str = "") -> Workload:
@@ -151,12 +159,12 @@ def read_workload(folder: Path, *, accuracy: float | None = None, leave_out: str
         unknown.append(
             "compute by rows: only one number of rows was measured, so a step is taken as proportional to it"
         )
-    ready, messages = _communication(used, unknown)
+    ready, messages, exchange = _communication(used, unknown)
     facts = next((found for run in used if (found := read_facts(run.folder, 0))), None)
     models = facts.models if facts else []
-    parameters = max((model.bytes for model in models), default=int(sum(size for size, _ in ready)))
+    parameters = max((model.bytes for model in models), default=int(sum(bucket[0] for bucket in ready)))
     if not ready and parameters:
-        ready = tuple((parameters / GRAIN, (n + 1) / GRAIN) for n in range(GRAIN))
+        ready = tuple((parameters / GRAIN, n / GRAIN, (n + 1) / GRAIN) for n in range(GRAIN))
         unknown.append("the order of gradients (no timeline): taken as even over the backward")
     if not ready:
         unknown.append("bytes of gradients: communication is not predicted. " + ADVICE)
@@ -175,6 +183,7 @@ def read_workload(folder: Path, *, accuracy: float | None = None, leave_out: str
         ready=ready,
         scatter=_scatter(used),
         messages=messages,
+        exchange=exchange,
         parameters=parameters,
         states=max((STATES.get(one.name, 2) if one.momentum else 0 for one in optimizers), default=2),
         device="GPU" if any(worker.gpus for worker in first.run.workers) else "CPU",
@@ -276,8 +285,11 @@ def _scatter(runs: Sequence[_Read]) -> tuple[float, ...]:
     return tuple(sorted(value / mean for value in found)) or (1.0,)
 
 
-def _communication(runs: Sequence[_Read], unknown: list[str]) -> tuple[tuple[tuple[float, float], ...], float]:
-    """When gradients were ready, and the number of small exchanges of a step: from a run's timeline."""
+def _communication(
+    runs: Sequence[_Read], unknown: list[str]
+) -> tuple[tuple[tuple[float, float, float], ...], float, float]:
+    """When gradients were ready, the number of small exchanges of a step, and their seconds: from a run's timeline. The
+    worker that comes last waits for the exchange only: the shortest wait of a step."""
     for run in sorted(runs, key=lambda run: -len(run.steps)):
         spans = read_spans(path) if (path := run.folder / "timeline.rank0.jsonl").exists() else []
         buckets: dict[int, list[tuple[float, float, float]]] = {}
@@ -289,18 +301,24 @@ def _communication(runs: Sequence[_Read], unknown: list[str]) -> tuple[tuple[tup
         if not steps:
             continue
         backwards = _backwards(spans)
-        curves = [curve for step in steps if (curve := _curve(buckets[step], backwards))]
-        if not curves:
+        found = [each for step in steps if (each := _fractions(buckets[step], backwards))]
+        if not found:
             continue
-        size = sum(each[0] for each in buckets[steps[-1]])
-        ready = tuple((size / GRAIN, median(each[n] for each in curves)) for n in range(GRAIN))
+        ready = tuple(
+            (same[0][0], median(bucket[1] for bucket in same), median(bucket[2] for bucket in same))
+            for same in zip(*found, strict=True)
+        )
         phases = [span for span in spans if span.track == "phases"]
         waits = sum(span.name == "communication" for span in phases)
         own = sum(span.track == "waiting for buckets" for span in spans)
-        return ready, max(waits - own, 0) / max(len(run.every), 1)
+        told = {
+            n: [step.communication for steps in run.steps for step in steps if step.step == n]
+            for n in {step.step for step in run.steps[0]}
+        }
+        return ready, max(waits - own, 0) / max(len(run.every), 1), median(min(each) for each in told.values())
     if all(len(run.steps) < 2 for run in runs):
         unknown.append("small exchanges of a step: no run with several workers")
-    return (), 0.0
+    return (), 0.0, 0.0
 
 
 def _backwards(spans: Sequence[object]) -> list[tuple[float, float]]:
@@ -318,24 +336,17 @@ def _backwards(spans: Sequence[object]) -> list[tuple[float, float]]:
     return found
 
 
-def _curve(buckets: Sequence[tuple[float, float, float]], backwards: Sequence[tuple[float, float]]) -> list[float]:
-    """The fraction of the backward after which each piece of the gradients was ready. Within a bucket gradients come
-    evenly from the first to the last."""
+def _fractions(
+    buckets: Sequence[tuple[float, float, float]], backwards: Sequence[tuple[float, float]]
+) -> list[tuple[float, float, float]]:
+    """The buckets of one step in the order of sending, with fractions of the backward for times."""
     begin, end = min(b[1] for b in buckets), max(b[2] for b in buckets)
     around = next(((a, b) for a, b in backwards if a <= begin and end <= b + 1e-6), None)
     if around is None or around[1] <= around[0]:
         return []
     ordered = sorted(buckets, key=lambda bucket: bucket[2])
-    total = sum(bucket[0] for bucket in ordered)
-    found: list[float] = []
-    done = 0.0
-    for size, first, last in ordered:
-        while len(found) < GRAIN and (want := total * (len(found) + 1) / GRAIN) <= done + size + 1e-6:
-            moment = first + (last - first) * (want - done) / size
-            found.append(min(max((moment - around[0]) / (around[1] - around[0]), 0.0), 1.0))
-        done += size
-    found += [found[-1] if found else 1.0] * (GRAIN - len(found))
-    return [max(found[: n + 1]) for n in range(GRAIN)]
+    start, length = around[0], around[1] - around[0]
+    return [(size, (first - start) / length, (last - start) / length) for size, first, last in ordered]
 
 
 def _critical(runs: Sequence[_Read]) -> tuple[float, float, float]:

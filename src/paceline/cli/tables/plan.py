@@ -58,7 +58,7 @@ def show_plan(console: Console, made: Plan) -> None:
         k = made.knee
         console.print()
         console.print(
-            f"knee: on {count(k.workers, 'worker')}, batches above {k.knee:,.0f} save less than 5 % of the time to accuracy",
+            f"knee: on {count(k.workers, 'worker')}, batches above {k.knee:,.0f} save less than 5 % of the time",
             soft_wrap=True,
         )
     console.print()
