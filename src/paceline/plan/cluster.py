@@ -127,7 +127,9 @@ PRESETS = {
     ),
     "cpu": Cluster(name="CPU nodes", slots=1, gbit_per_s=10, latency=50e-6),
 }
-_NAME = re.compile(r"(?P<name>[a-z]+[a-z0-9]*?)(?:x(?P<hosts>\d+))?(?:@(?:(?P<nics>\d+)x)?(?P<rate>\d+(?:\.\d+)?))?")
+_NAME = re.compile(
+    rf"(?P<name>{'|'.join(PRESETS)})(?:x(?P<hosts>\d+))?(?:@(?:(?P<nics>\d+)x)?(?P<rate>\d+(?:\.\d+)?))?"
+)
 
 
 def read_cluster(text: str) -> Cluster:
@@ -135,8 +137,8 @@ def read_cluster(text: str) -> Cluster:
     if "/" in text or text.endswith((".json", ".txt", ".xml")) or Path(text).is_file():
         return _from_file(Path(text))
     found = _NAME.fullmatch(text.lower())
-    if found is None or found["name"] not in PRESETS:
-        near = difflib.get_close_matches(found["name"] if found else text, PRESETS, n=1)
+    if found is None:
+        near = difflib.get_close_matches(text.lower().partition("@")[0], PRESETS, n=1)
         raise UsageError(
             f"--cluster {text}: there is no such preset or file. Presets: {', '.join(PRESETS)}.",
             advice=f"Type: --cluster {near[0] if near else 'dgx1'}x4, or the path of a JSON file. "
