@@ -63,7 +63,9 @@ def test_scatter_is_that_of_the_steps(tmp_path):
     told = steps(0.1, samples=64, count=20) + [
         msgspec.structs.replace(one, step=one.step + 20, total=0.2) for one in steps(0.1, samples=64, count=20)
     ]
-    write_record(tmp_path / "run", [[msgspec.structs.replace(one, step=n + 1) for n, one in enumerate(told[::2] + told[1::2])]])
+    write_record(
+        tmp_path / "run", [[msgspec.structs.replace(one, step=n + 1) for n, one in enumerate(told[::2] + told[1::2])]]
+    )
     scatter = read_workload(tmp_path / "run").scatter
     assert scatter[-1] / scatter[0] == pytest.approx(2)
 

@@ -73,7 +73,9 @@ def make_plan(
             devices=devices if len(devices) == workers else (),
         )
         found = model.predict(best_algorithm(model, setup))
-        return found if progress is None else progress.judged(found)
+        found = found if progress is None else progress.judged(found)
+        found.relative_time = None  # of numbers of workers, only ratios of samples/s are shown
+        return found
 
     everything = {name: [predict(name, n) for n in numbers] for name in known}
     unknown = list(work.unknown)
@@ -87,6 +89,10 @@ def make_plan(
     if beyond:
         rows = beyond[-1].batch / beyond[-1].workers
         unknown.append(f"compute of {rows:,.4g} rows: measured from {smallest:,.4g} to {largest:,.4g}")
+    if work.device == "CPU" and fabric.gpus and any(point.memory for point in work.points):
+        unknown.append("memory on a GPU: the record's is that of a process on a host")
+    if goal is not None:
+        unknown.append("how much stale gradients of the strategy server slow learning: they count as fresh ones")
     if speed == 1.0:
         unknown.append(
             f"the speed of the cluster's devices: taken as that of the record's {work.device} (--speed sets another)"

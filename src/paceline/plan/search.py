@@ -40,8 +40,11 @@ class Progress:
         return (self.samples or 1.0) * (1 + batch / self.critical) / (1 + self.seen / self.critical)
 
     def judged(self, one: Predicted) -> Predicted:
-        """With the time and the price to the accuracy."""
-        one.seconds_to_accuracy = self.needed(one.batch) / one.samples_per_s
+        """With the time and the price to the accuracy, as far as they are known."""
+        one.relative_time = self.needed(one.batch) / one.samples_per_s
+        if not self.samples:
+            return one
+        one.seconds_to_accuracy = one.relative_time
         if one.price_per_hour:
             one.cost_to_accuracy = one.seconds_to_accuracy * one.price_per_hour / 3600
         return one
@@ -126,13 +129,16 @@ def search(
         if key not in into or worth < into[key][0]:
             into[key] = (worth, one)
     chosen = best or unfit
-    ranked = sorted(chosen.values(), key=lambda each: (each[0], each[1].workers))
-    return Found(goal=goal, best=[one for _, one in ranked[:BEST]], tried=tried, fits=bool(best) or not unfit)
+    ranked = [one for _, one in sorted(chosen.values(), key=lambda each: (each[0], each[1].workers))[:BEST]]
+    least = min((one.relative_time for one in ranked if one.relative_time), default=1.0)
+    for one in ranked:
+        one.relative_time = None if one.relative_time is None else one.relative_time / least
+    return Found(goal=goal, best=ranked, tried=tried, fits=bool(best) or not unfit)
 
 
 def _worth(one: Predicted, goal: Goal) -> float:
     """Smaller is better."""
-    seconds = one.seconds_to_accuracy or 1 / one.samples_per_s
+    seconds = one.relative_time or 1 / one.samples_per_s
     if goal == "time":
         return seconds
     if goal == "cost":
@@ -157,7 +163,7 @@ def knee(model: Model, workers: int, *, speed: float) -> Knee | None:
         return None
     sizes = [size for size in batches(model.workload, workers) if size >= workers] or [float(workers)]
     took = [progress.judged(model.predict(Setup(workers=workers, batch=b, speed=speed))) for b in sizes]
-    seconds = [one.seconds_to_accuracy or 0.0 for one in took]
+    seconds = [one.relative_time or 0.0 for one in took]
     least = min(seconds)
     at = next(size for size, each in zip(sizes, seconds, strict=True) if each <= least * (1 + KNEE))
     relative = not progress.samples

@@ -65,6 +65,7 @@ class Predicted(msgspec.Struct, kw_only=True):
     bottleneck: str
     remedy: str
     price_per_hour: float = 0.0
+    relative_time: float | None = None  # to the same accuracy, where only ratios of times are known
     seconds_to_accuracy: float | None = None
     cost_to_accuracy: float | None = None
 

@@ -39,12 +39,7 @@ def show_plan(console: Console, made: Plan) -> None:
     console.print("where the time of a step goes", style="bold")
     console.print(_parts(made.rows))
     console.print()
-    for one in made.rows:
-        if one.workers > 1:
-            console.print(
-                f"{count(one.workers, 'worker')}: limited by {one.bottleneck}. What helps: {one.remedy}.",
-                soft_wrap=True,
-            )
+    _limits(console, [(count(one.workers, "worker"), one) for one in made.rows if one.workers > 1])
     if made.found is not None:
         console.print()
         console.print(f"best for {made.found.goal}, of {count(made.found.tried, 'setup')}", style="bold")
@@ -54,6 +49,8 @@ def show_plan(console: Console, made: Plan) -> None:
             console.print("None reaches the accuracy within --budget, as far as that is known.", style="yellow")
         else:
             console.print(_best(made.found.best))
+            console.print()
+            _limits(console, [(str(number), one) for number, one in enumerate(made.found.best, 1)])
     if made.knee is not None:
         k = made.knee
         console.print()
@@ -103,34 +100,35 @@ def _parts(rows: Sequence[Predicted]) -> Table:
 
 
 def _best(best: Sequence[Predicted]) -> Table:
-    names = [
-        "workers",
-        "strategy",
-        "batch",
-        "algorithm",
-        "bucket",
-        "samples/s",
-        "efficiency",
-        "limited by",
-        "what helps",
-    ]
-    to_accuracy = any(one.seconds_to_accuracy for one in best)
-    if to_accuracy:
-        names.insert(6, "time to accuracy")
-    table = _table(*names, left=["limited by", "what helps"])
-    for one in best:
-        row = [
+    names = ["", "workers", "strategy", "batch", "algorithm", "bucket", "samples/s", "efficiency"]
+    timed = any(one.relative_time for one in best)
+    if timed:
+        names[6] = "time" if any(one.seconds_to_accuracy for one in best) else "time, relative"
+    if any(one.cost_to_accuracy for one in best):
+        names[7] = "cost"
+    table = _table(*names)
+    for number, one in enumerate(best, 1):
+        speed = seconds(one.seconds_to_accuracy) if one.seconds_to_accuracy else f"{one.relative_time or 0:.2f}"
+        table.add_row(
+            str(number),
             f"{one.workers:,}",
             one.strategy,
             f"{one.batch:,.0f}",
             one.algorithm,
             size(one.bucket),
-            rate(one.samples_per_s),
-        ]
-        if to_accuracy:
-            row.append(seconds(one.seconds_to_accuracy or 0.0))
-        table.add_row(*row, percent(one.efficiency, digits=0), one.bottleneck, one.remedy)
+            speed if timed else rate(one.samples_per_s),
+            rate(one.cost_to_accuracy) if one.cost_to_accuracy else percent(one.efficiency, digits=0),
+        )
     return table
+
+
+def _limits(console: Console, named: Sequence[tuple[str, Predicted]]) -> None:
+    """What limits each, and what helps; a line for those that are alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, one in named:
+        alike.setdefault((one.bottleneck, one.remedy), []).append(name)
+    for (bottleneck, remedy), names in alike.items():
+        console.print(f"{', '.join(names)}: limited by {bottleneck}. What helps: {remedy}.", soft_wrap=True)
 
 
 def show_check(console: Console, found: Check, cluster: Cluster) -> None:
