@@ -27,7 +27,7 @@ def charts(rows: Sequence[Predicted], others: Sequence[Predicted], found: Knee |
     axis = Axis(title="workers", kind="log", ticks=[(n, f"{n:,}") for n in workers])
     return [
         _by_strategy("efficiency", "Efficiency", [*others], axis, Axis(title="efficiency", share=True, zero=True)),
-        _by_strategy("seconds", "Step time", [*others], axis, Axis(title="step", time=True, zero=True)),
+        _by_strategy("seconds", "Step time", [*others], axis, Axis(title="step", time=True, kind="log")),
         Chart(
             name="parts",
             title="The parts of a step",
@@ -52,25 +52,28 @@ def charts(rows: Sequence[Predicted], others: Sequence[Predicted], found: Knee |
 
 
 def _by_strategy(what: str, title: str, everything: Sequence[Predicted], x: Axis, y: Axis) -> Chart:
-    names = list(dict.fromkeys(one.strategy for one in everything))
+    """A line for each strategy: with any number of workers for one copy of the model. The first has its interval."""
+    by_name: dict[str, list[Predicted]] = {}
+    for one in everything:
+        by_name.setdefault(one.strategy.partition(" ")[0], []).append(one)
     return Chart(
         name=what,
         title=f"{title} by workers",
-        caption=f"Error bars: the interval of the prediction. {PREDICTED}",
+        caption=f"Error bars: the interval of the first strategy. {PREDICTED}",
         x=x,
         y=y,
         series=[
             Line(
                 name=name,
-                x=[one.workers for one in everything if one.strategy == name],
-                y=[getattr(one, what) for one in everything if one.strategy == name],
-                low=[getattr(one, what) * _ends(one, what)[0] for one in everything if one.strategy == name],
-                high=[getattr(one, what) * _ends(one, what)[1] for one in everything if one.strategy == name],
+                x=[one.workers for one in some],
+                y=[getattr(one, what) for one in some],
+                low=[getattr(one, what) * _ends(one, what)[0] for one in some] if not n else (),
+                high=[getattr(one, what) * _ends(one, what)[1] for one in some] if not n else (),
                 colour=LINES[n % len(LINES)],
                 dash=DASHES[n % len(DASHES)],
                 markers=True,
             )
-            for n, name in enumerate(names)
+            for n, (name, some) in enumerate(by_name.items())
         ],
     )
 

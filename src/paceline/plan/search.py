@@ -99,9 +99,9 @@ def _numbers(largest: int, slots: int) -> list[int]:
 
 
 def batches(work: Workload, largest: int) -> list[float]:
-    """The script's batch, and its doublings up to the rows measured on one worker times the workers."""
+    """From an eighth of the script's batch, by doublings up to the rows measured on one worker times the workers."""
     most = max(work.points[-1].rows, work.batch) * largest
-    found = [float(work.batch)]
+    found = [max(work.batch / 8, 1.0)]
     while found[-1] * 2 <= most:
         found.append(found[-1] * 2)
     return found
