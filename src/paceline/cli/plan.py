@@ -24,6 +24,7 @@ from paceline.plan.cluster import PRESETS, Cluster, read_cluster, with_bandwidth
 from paceline.plan.fabric import Fabric
 from paceline.plan.plan import Plan, make_plan
 from paceline.plan.workload import Workload, read_workload
+from paceline.record import read_run
 from paceline.topology import discover
 from paceline.units import parse_size
 
@@ -219,6 +220,8 @@ def plan(
         error=error_of(own),
         checked=len(own.runs),
     )
+    if read_run(record).verb == "plan":
+        series.write_verdict(record, made)
     plot = draw(made, record)
     if not quiet:
         show_plan(console, made)
@@ -345,9 +348,11 @@ def carry_out(
         found = measuring.measure(course.bench(label=lambda name: name), host)
         failed = [each for each in found if not each.ok]
         outcome.exit_code = int(bool(failed))
-    if outcome.exit_code:
+    if outcome.interrupted:
+        raise typer.Exit(outcome.exit_code)
+    if failed:
         raise RecordError(
-            f"{failed[0].name if failed else 'The series'}: {failed[0].message if failed else 'interrupted'}",
+            f"{failed[0].name}: {failed[0].message}",
             advice=f"Look at the trial's record: {course.record / 'trials'}",
         )
     return course.record
