@@ -67,7 +67,7 @@ def setups(model: Model, *, largest: int, batches: Sequence[float], speed: float
         for batch in batches:
             if batch < workers:
                 continue
-            common = {"workers": workers, "batch": batch, "speed": speed}
+            common = {"workers": workers, "batch": batch, "base": work.batch, "speed": speed}
             if workers == 1:
                 yield Setup(**common)  # type: ignore[arg-type]
                 continue
@@ -114,26 +114,29 @@ def search(
     `strong`: only the script's batch, which is all that can be compared without a noise scale."""
     progress = Progress.of(model.workload)
     sizes = [float(model.workload.batch)] if strong or progress is None else batches(model.workload, largest)
-    tried, best = 0, dict[tuple[object, ...], tuple[float, Predicted]]()
-    unfit = dict[tuple[object, ...], tuple[float, Predicted]]()
+    tried = 0
+    fits: dict[tuple[object, ...], tuple[float, Setup]] = {}
+    too_large: dict[tuple[object, ...], tuple[float, Setup]] = {}
     for setup in setups(model, largest=largest, batches=sizes, speed=speed):
-        one = model.predict(setup)
+        one = model.predict(setup, words=False)
         tried += 1
         if progress is not None:
             progress.judged(one)
         if budget and (one.cost_to_accuracy is None or one.cost_to_accuracy > budget):
             continue
         worth = _worth(one, goal)
-        into = unfit if one.fits is False else best
+        into = too_large if one.fits is False else fits
         key = (one.workers, one.strategy, one.batch)  # of the algorithms and buckets, the best only
         if key not in into or worth < into[key][0]:
-            into[key] = (worth, one)
-    chosen = best or unfit
-    ranked = [one for _, one in sorted(chosen.values(), key=lambda each: (each[0], each[1].workers))[:BEST]]
-    least = min((one.relative_time for one in ranked if one.relative_time), default=1.0)
-    for one in ranked:
+            into[key] = (worth, setup)
+    chosen = sorted((fits or too_large).values(), key=lambda each: (each[0], each[1].workers))[:BEST]
+    best = [model.predict(setup) for _, setup in chosen]
+    for one in best if progress is not None else ():
+        progress.judged(one)  # type: ignore[union-attr]
+    least = min((one.relative_time for one in best if one.relative_time), default=1.0)
+    for one in best:
         one.relative_time = None if one.relative_time is None else one.relative_time / least
-    return Found(goal=goal, best=ranked, tried=tried, fits=bool(best) or not unfit)
+    return Found(goal=goal, best=best, tried=tried, fits=bool(fits) or not too_large)
 
 
 def _worth(one: Predicted, goal: Goal) -> float:

@@ -102,8 +102,8 @@ class Model:
             self._parts[rows] = forward, backward, update, data
         return self._parts[rows]
 
-    def predict(self, setup: Setup) -> Predicted:
-        """The step of this setup."""
+    def predict(self, setup: Setup, *, words: bool = True) -> Predicted:
+        """The step of this setup. Without `words`, what limits it is left out: a search asks for the best only."""
         data = setup.workers // setup.model
         rows = setup.batch / data
         forward, backward, update, loading = self.work(rows)
@@ -133,7 +133,7 @@ class Model:
         off = sqrt(self.error**2 + self.workload.spread**2)
         memory = self.memory(setup, rows)
         room = self.fabric.cluster.memory
-        bottleneck, remedy = self._why(setup, parts)
+        bottleneck, remedy = self._why(setup, parts) if words else ("", "")
         return Predicted(
             workers=setup.workers,
             strategy=setup.title,
@@ -321,4 +321,4 @@ def best_algorithm(model: Model, setup: Setup) -> Setup:
     if setup.workers == 1 or setup.strategy not in ("mirrored", "pipeline", "mesh"):
         return setup
     tried = [replace(setup, algorithm=name) for name in ALGORITHMS if name != "copy"]
-    return min(tried, key=lambda each: model.predict(each).seconds)
+    return min(tried, key=lambda each: model.predict(each, words=False).seconds)
