@@ -10,7 +10,20 @@ import pytest
 
 from paceline import __version__
 
-VERBS = ("run", "submit", "profile", "scale", "sweep", "tune", "converge", "topo", "bandwidth", "doctor", "demo")
+VERBS = (
+    "run",
+    "submit",
+    "profile",
+    "scale",
+    "sweep",
+    "tune",
+    "converge",
+    "topo",
+    "bandwidth",
+    "doctor",
+    "demo",
+    "plan",
+)
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])

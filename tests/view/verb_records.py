@@ -14,6 +14,10 @@ import view_records
 from cuda_trace import Machine
 from view_records import BEGUN, make_bandwidth, make_run, make_scale, make_series, make_sweep, make_tune
 
+from paceline.plan.cluster import PRESETS
+from paceline.plan.fabric import Fabric
+from paceline.plan.plan import make_plan as plan
+from paceline.plan.workload import Point, Workload
 from paceline.record import Outcome, Run, Step, WorkerInfo, write_run
 from paceline.record.logged import Logged
 from paceline.record.noise import Noise
@@ -42,6 +46,7 @@ def make_each_verb(root: Path) -> dict[str, str]:
         "tune": make_tune(root / "tune"),
         "converge": make_converge(root / "converge"),
         "bandwidth": make_bandwidth(root / "bandwidth"),
+        "plan": make_plan(root / "plan"),
         "cpu": make_cpu_profile(root / "cpu"),
         "pair": make_pair(root / "pair"),
         "failed": make_failed(root / "failed"),
@@ -121,6 +126,17 @@ def make_converge(folder: Path) -> Path:
             trial = folder / "trials" / f"{technique.replace(' ', '')}.seed{seed}"
             make_trial(trial, "converge", rows[number].mods, seed=seed, decay=20.0 + 10 * number)
     return folder
+
+
+def make_plan(folder: Path) -> Path:
+    """A plan for four hosts, with a knee."""
+    points = tuple(Point(rows=r, forward=0.002 * r, backward=0.004 * r, update=0.001, data=0.001) for r in (16, 64))
+    ready = ((1e6, 0.0, 0.5), (4e6, 0.5, 1.0))
+    work = Workload(name="train.py", batch=64, points=points, ready=ready, critical=500.0, unknown=("the weather",))
+    made = plan(
+        work, Fabric(PRESETS["dgx1"]), numbers=[1, 2, 8], strategy="mirrored", weak=True, speed=10.0, error=0.25
+    )
+    return make_series(folder, "plan", msgspec.to_builtins(made))
 
 
 def make_trial(folder: Path, verb: str, mods: list[str], *, seed: int, decay: float) -> None:

@@ -22,6 +22,7 @@ VERBS = {
     "sweep": "Measures throughput by batch size, up to the largest batch that fits, and finds the knee of the curve.",
     "tune": "Finds the mods that make a script faster, measures the gain of each, and checks the losses.",
     "converge": "Compares the accuracy of large-batch techniques side by side. Emulates N workers on this machine.",
+    "plan": "Predicts steps, efficiency and price on a cluster that is not there, from a record of this machine.",
     "topo": "Shows the machine: devices, links, NUMA nodes and NICs. With --choose, also which GPUs to use.",
     "bandwidth": "Measures bandwidth and latency between workers, between GPUs, and of each collective; flags slow "
     "links.",

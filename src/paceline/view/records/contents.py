@@ -13,7 +13,7 @@ from paceline.view.records.record import Opened
 from paceline.view.records.wording import say
 
 MOST_COMPARED = 60  # records to choose from: the newest
-SERIES = ("scale", "sweep", "tune", "converge", "bandwidth")  # verbs that run a series of trials
+SERIES = ("scale", "sweep", "tune", "converge", "bandwidth", "plan")  # verbs that run a series of trials
 
 
 def has_steps(record: Opened) -> bool:

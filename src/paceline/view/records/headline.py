@@ -156,4 +156,20 @@ def _logged(folder: Folder) -> str:
     return ", ".join(told)
 
 
-_OF_VERB = {"tune": _tune, "sweep": _sweep, "scale": _scale, "converge": _converge, "bandwidth": _bandwidth}
+def _plan(folder: Folder) -> str:
+    verdict = _verdict(folder)
+    last = next(iter(_rows(verdict, "rows")[-1:]), {})
+    share, workers = _number(last.get("efficiency")), _number(last.get("workers"))
+    if share is None or workers is None:
+        return ""
+    return f"{percent(share, digits=0)} efficiency predicted on {workers:,.0f} workers of {verdict.get('cluster')}"
+
+
+_OF_VERB = {
+    "tune": _tune,
+    "sweep": _sweep,
+    "scale": _scale,
+    "converge": _converge,
+    "bandwidth": _bandwidth,
+    "plan": _plan,
+}

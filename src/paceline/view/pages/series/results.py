@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import RecordError
+from paceline.plan.plan import Plan
 from paceline.trials.bandwidth.verdict import Verdict as BandwidthVerdict
 from paceline.trials.converge.series import Verdict as ConvergeVerdict
 from paceline.trials.scale.series import Verdict as ScaleVerdict
@@ -15,6 +16,7 @@ from paceline.trials.sweep.search import Verdict as SweepVerdict
 from paceline.trials.tune.verdict import Verdict as TuneVerdict
 from paceline.view.pages.series.bandwidth import measuring
 from paceline.view.pages.series.converge import converging
+from paceline.view.pages.series.plan import planning
 from paceline.view.pages.series.scale import scaling
 from paceline.view.pages.series.sweep import sweeping
 from paceline.view.pages.series.tune import tuning
@@ -32,6 +34,7 @@ TITLES = {
     "tune": "Tuning",
     "converge": "Large batches",
     "bandwidth": "Communication",
+    "plan": "Plan",
 }
 
 
@@ -79,6 +82,8 @@ def _verdict(record: Opened) -> list[Block]:
             return converging(as_verdict(record, ConvergeVerdict), record)
         case "bandwidth":
             return measuring(as_verdict(record, BandwidthVerdict))
+        case "plan":
+            return planning(as_verdict(record, Plan))
         case "tune":
             return tuning(as_verdict(record, TuneVerdict), record)
     raise RecordError(f"{record.name}: paceline view does not know the verb {record.run.verb}.")
