@@ -67,8 +67,9 @@ format: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The pictures of the README: real runs of an example, in terminals and in `paceline view`. The second needs chromium.
+# Pictures: the rooms; real runs of an example, in terminals and in `paceline view`. The last needs chromium.
 picture: $(STAMP)
+	$(BIN)/python docs/make_picture.py rooms docs/images/rooms.svg
 	$(BIN)/python docs/make_picture.py same docs/images/same-numbers.svg
 	$(BIN)/python docs/make_picture.py dashboard docs/images/dashboard.png
 

@@ -1,13 +1,15 @@
-"""Takes the pictures of the README: `make picture`.
+"""Makes the pictures of the README and of the architecture: `make picture`.
 
+python docs/make_picture.py rooms docs/images/rooms.svg          # the rooms of src/paceline, and who imports whom
 python docs/make_picture.py same docs/images/same-numbers.svg    # examples/cnn.py under plain Python and on workers
 python docs/make_picture.py dashboard docs/images/dashboard.png  # a profile of it in `paceline view`; needs chromium
 
-The figures in the pictures are those of the machine that took them.
+The figures in the last two are those of the machine that took them.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,11 +26,58 @@ PACELINE = [sys.executable, "-m", "paceline"]
 SCRIPT = ["examples/cnn.py", "--epochs", "1", "--train-size", "10240", "--test-size", "1000"]
 WIDTH, HEIGHT = 1280, 650  # pixels of the dashboard
 WORKERS = min(4, len(os.sched_getaffinity(0)))
+IN_WORKERS = ("agreement", "checkpoint", "comm", "converge", "data", "mods", "profile", "script", "strategies", "wire")
 LETTER, LINE = 7.6, 19  # pixels of a letter and of a line in the terminals
 
 
 def main(what: str, picture: Path) -> None:
-    picture.write_bytes({"same": same_numbers, "dashboard": dashboard}[what]())
+    picture.write_bytes({"rooms": rooms, "same": same_numbers, "dashboard": dashboard}[what]())
+
+
+def rooms() -> bytes:
+    """A box for each room, above all that it imports; a line to each room below that it does not reach by another."""
+    imported = imports_of_rooms()
+    reached: dict[str, set[str]] = {}
+    level: dict[str, int] = {}
+    for room in TopologicalSorter(imported).static_order():
+        reached[room] = imported[room].union(*(reached[other] for other in imported[room]))
+        level[room] = max((level[other] + 1 for other in imported[room]), default=0)
+    top, wide, tall, row = max(level.values()), 124, 30, 64
+    places = {}
+    for step in range(top + 1):
+        here = sorted(room for room, at in level.items() if at == step)
+        for number, room in enumerate(here):
+            places[room] = 380 + (number - (len(here) - 1) / 2) * (wide + 22), 16 + (top - step) * row
+    size = {"width": "760", "height": str(32 + top * row + tall)}
+    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
+    ET.SubElement(svg, "rect", size, rx="8", fill="#f6f7f9")
+    for room, below in imported.items():
+        for other in below - set().union(*(reached[one] for one in below)):
+            (x, y), (a, b) = places[room], places[other]
+            line = {"x1": f"{x:.0f}", "y1": f"{y + tall:.0f}", "x2": f"{a:.0f}", "y2": f"{b:.0f}"}
+            ET.SubElement(svg, "line", line, stroke="#9aa3b5")
+    for room, (x, y) in sorted(places.items()):
+        box = {"x": f"{x - wide / 2:.0f}", "y": f"{y:.0f}", "width": str(wide), "height": str(tall)}
+        ET.SubElement(svg, "rect", box, rx="6", fill="#e4e9fb" if room in IN_WORKERS else "#ffffff", stroke="#4a5bb5")
+        text = ET.SubElement(svg, "text", x=f"{x:.0f}", y=f"{y + 20:.0f}", fill="#1c2330")
+        text.attrib |= {"font-family": "system-ui, sans-serif", "font-size": "14", "text-anchor": "middle"}
+        text.text = room
+    return ET.tostring(svg, encoding="utf-8")
+
+
+def imports_of_rooms() -> dict[str, set[str]]:
+    """Of each folder of the package, the other ones that its files import."""
+    folders = {path.name: path for path in (ROOT / "src" / "paceline").iterdir() if (path / "__init__.py").exists()}
+    found: dict[str, set[str]] = {name: set() for name in folders}
+    for name, folder in folders.items():
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    modules = [f"{node.module}.{alias.name}" for alias in node.names]
+                found[name].update(each.split(".")[1] for each in modules if each.startswith("paceline."))
+        found[name] = found[name] & set(folders) - {name}
+    return found
 
 
 def same_numbers() -> bytes:
