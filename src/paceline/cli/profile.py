@@ -209,7 +209,9 @@ def _run(
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=True, record=session.record)
 
     def show_event(event: Event) -> None:
-        live.event(replace(event, data=OF_TORCH.sub(b"", event.data)) if isinstance(event, Output) else event)
+        if isinstance(event, Output):
+            event = msgspec.structs.replace(event, data=OF_TORCH.sub(b"", event.data))
+        live.event(event)
 
     try:
         with (
