@@ -11,15 +11,15 @@ import select
 import socket
 import struct
 import threading
-import time
+from collections import deque
 from typing import Any
 
 import zmq
 
-from paceline import threads
 from paceline.comm.hosts import address_towards
 from paceline.horovod.engine.membership import Membership
-from paceline.wire.channel import BEAT, Connection, Keys, Listener
+from paceline.threads import Bell
+from paceline.wire.channel import Connection, Keys, Listener, Loop, frames_of, joined
 from paceline.wire.link import LinkStore
 
 _LENGTH = struct.Struct("<I")
@@ -32,7 +32,7 @@ class LineClosed(Exception):
 
 
 class Line:
-    """One connection. One thread uses it. A message is bytes of any length."""
+    """A connection to another rank, on this host. One thread uses it. A message is bytes of any length."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -131,27 +131,27 @@ def _dial(store: Any, member: Membership) -> dict[int, Line]:
 
 
 class Carrier:
-    """Carries the bytes of this rank's lines over one channel, in a thread of its own: to a line it looks like a pair
-    of sockets of this process. Rank 0 listens. When a rank ends, its line is closed on the other side."""
+    """Carries this rank's lines over one channel, in a thread of its own. Rank 0 listens. When a rank ends, its line is
+    closed on the other side."""
 
     def __init__(self, channel: Listener | Connection, ranks: range, *, rank: int) -> None:
         """`ranks`: those at the other ends. `rank`: this one."""
         self._channel, self._rank = channel, rank
-        self._monitor = None if isinstance(channel, Listener) else channel.monitor
-        pairs = {other: socket.socketpair() for other in ranks}
-        self._lines = {other: CarriedLine(own, self) for other, (own, _) in pairs.items()}
-        self._ends = {other: end for other, (_, end) in pairs.items()}
-        for end in self._ends.values():
-            end.setblocking(False)
-        self._undelivered = {other: bytearray() for other in ranks}  # what came for a line that is not being read
-        self._over: set[int] = set()  # ranks that have ended, and whose last bytes are undelivered
+        self._lines = {other: CarriedLine(other, self) for other in ranks}
         self._peers: dict[int, bytes] = {}  # how to send to a rank that has come
-        self._complete, self._users = threading.Event(), len(pairs)
-        self._poller = zmq.Poller()
+        self._complete, self._users = threading.Event(), len(self._lines)
+        self.loop = Loop[tuple[int, bytes | None]](
+            "lines of horovod",
+            lambda: (channel.socket, *(() if isinstance(channel, Listener) else (channel.monitor,))),
+            turn=self._receive,
+            beat=self._beat,
+            send=lambda posted: self._pass_on(*posted),
+            end=self._end_all,
+        )
 
     def lines(self) -> dict[int, Line]:
         """Waits until all ranks have come."""
-        self._thread = threads.start("lines of horovod", self._serve)
+        self.loop.start()
         try:
             while not self._complete.wait(1.0):
                 pass
@@ -165,30 +165,9 @@ class Carrier:
         """A line was closed. With the last one, waits until what it has sent has left this process, 3 s at most."""
         self._users -= 1
         if not self._users:
-            self._thread.join(timeout=3)
+            self.loop.close(timeout=3)
 
     # -- the thread ------------------------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        for source in (self._channel.socket, *([self._monitor] if self._monitor is not None else [])):
-            self._poller.register(source, zmq.POLLIN)
-        ranks = {end.fileno(): other for other, end in self._ends.items()}
-        for descriptor in ranks:
-            self._poller.register(descriptor, zmq.POLLIN)
-        beat_at = 0.0
-        while self._ends:
-            for source, what in self._poller.poll(int(1000 * BEAT)):
-                if source is self._channel.socket:
-                    self._receive()
-                elif isinstance(self._channel, Connection) and source is self._monitor:
-                    if any(self._channel.events()) and self._complete.is_set():  # until then ZeroMQ connects again
-                        self._end(0)
-                else:
-                    self._at_line(ranks[source], what)
-            if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + BEAT
-                self._beat()
-        self._channel.close(linger=2000)
 
     def _beat(self) -> None:
         """By this rank 0 learns which ranks are gone. Another rank says that it is here, until it is welcome."""
@@ -198,95 +177,93 @@ class Carrier:
         elif not self._complete.is_set():
             self._channel.send([HELLO, _LENGTH.pack(self._rank)])
 
-    def _send(self, other: int, kind: bytes, data: bytes = b"") -> None:
+    def _send(self, other: int, kind: bytes, message: bytes = b"") -> None:
+        frames = [kind, *frames_of(message)]
         if isinstance(self._channel, Connection):
-            self._channel.send([kind, data])
-        elif not self._channel.send(self._peers[other], [kind, data]):
+            self._channel.send(frames)
+        elif not self._channel.send(self._peers[other], frames):
             self._end(other)
 
-    def _receive(self) -> None:
-        if isinstance(self._channel, Connection):
-            for frames in self._channel.receive():
-                self._take(b"", *frames)
-        else:
-            for peer, frames in self._channel.receive():
-                self._take(peer, *frames)
+    def _pass_on(self, other: int, message: bytes | None) -> None:
+        """What was sent over a line of this rank; None: the line was closed."""
+        if other in self._peers:
+            self._send(other, BYE if message is None else DATA, message or b"")
+        if message is None:
+            self._peers.pop(other, None)
 
-    def _take(self, peer: bytes, kind: memoryview, data: memoryview) -> None:
+    def _receive(self) -> None:
+        if isinstance(self._channel, Listener):
+            for peer, (kind, *data) in self._channel.receive():
+                self._take(peer, kind, data)
+            return
+        for kind, *data in self._channel.receive():
+            self._take(b"", kind, data)
+        if any(self._channel.events()) and self._complete.is_set():  # until then ZeroMQ connects again by itself
+            self._end(0)
+
+    def _take(self, peer: bytes, kind: memoryview, data: list[memoryview]) -> None:
         other = next((other for other, known in self._peers.items() if known == peer), None)
         if kind == HELLO:
-            self._welcome(peer, data)
+            (new,) = _LENGTH.unpack(joined(data))
+            if new in self._lines and not self._complete.is_set():
+                self._peers[new] = peer
+                if len(self._peers) == len(self._lines):  # none of them sends more before all are here to read
+                    self._complete.set()
+                    for each in list(self._peers):
+                        self._send(each, WELCOME)
         elif kind == WELCOME:
             self._peers[0] = b""
             self._complete.set()
-        elif kind == DATA and other in self._ends:
-            self._undelivered[other] += data
-            self._deliver(other)
+        elif kind == DATA and other is not None:
+            self._lines[other].take(joined(data))
         elif kind == BYE and other is not None:
             self._end(other)
 
-    def _welcome(self, peer: bytes, data: memoryview) -> None:
-        (other,) = _LENGTH.unpack(data)
-        if other in self._ends and not self._complete.is_set():
-            self._peers[other] = peer
-            if len(self._peers) == len(self._ends):  # none of them sends more before all are here to read
-                self._complete.set()
-                for each in list(self._peers):
-                    self._send(each, WELCOME)
-
-    def _at_line(self, other: int, what: int) -> None:
-        """Something can be read from a line, or written to it."""
-        if what & zmq.POLLOUT and other in self._ends:
-            self._deliver(other)
-        if (end := self._ends.get(other)) is not None and what & ~zmq.POLLOUT:
-            try:
-                data = end.recv(_CHUNK)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if other in self._peers:
-                self._send(other, DATA if data else BYE, data)
-            if not data:
-                self._close(other)
-
-    def _deliver(self, other: int) -> None:
-        """Never waits: while nobody reads here, what is sent there goes on."""
-        end, rest = self._ends[other], self._undelivered[other]
-        try:
-            while rest:
-                del rest[: end.send(bytes(rest[:_CHUNK]))]
-        except BlockingIOError:
-            pass
-        except OSError:  # the line was closed here
-            rest.clear()
-            self._over.add(other)
-        if other in self._over and not rest:
-            self._close(other)
-        else:
-            self._poller.register(end.fileno(), zmq.POLLIN | (zmq.POLLOUT if rest else 0))
-
     def _end(self, other: int) -> None:
-        """The rank has ended, or its connection: its line is closed once everything was read."""
-        self._peers.pop(other, None)
-        if other in self._ends:
-            self._over.add(other)
-            self._deliver(other)
+        """The rank has ended, or its connection."""
+        if self._peers.pop(other, None) is not None:
+            self._lines[other].take(None)
 
-    def _close(self, other: int) -> None:
-        self._peers.pop(other, None)
-        if (end := self._ends.pop(other, None)) is not None:
-            self._poller.unregister(end.fileno())
-            end.close()
+    def _end_all(self) -> None:
+        self._channel.close(linger=2000)
+        for line in self._lines.values():
+            line.bell.close()
 
 
 class CarriedLine(Line):
     """A line to a rank on another host."""
 
-    def __init__(self, connected: socket.socket, carrier: Carrier) -> None:
-        super().__init__(connected)
-        self._carrier = carrier
+    def __init__(self, other: int, carrier: Carrier) -> None:
+        self._other, self._carrier = other, carrier
+        self.bell = Bell()  # rings when something has come
+        self._messages: deque[bytes] = deque()
+        self._is_over = False
+
+    def fileno(self) -> int:
+        return self.bell.fileno()
+
+    def send(self, message: bytes) -> None:
+        if self._is_over:
+            raise LineClosed
+        self._carrier.loop.post((self._other, message))
+
+    def receive(self) -> list[bytes]:
+        self.bell.clear()
+        is_over, found = self._is_over, [self._messages.popleft() for _ in range(len(self._messages))]
+        if is_over:
+            self.bell.ring()
+            if not found:
+                raise LineClosed
+        return found
+
+    def take(self, message: bytes | None) -> None:
+        """From the carrier's thread. None: nothing more will come."""
+        if message is None:
+            self._is_over = True
+        else:
+            self._messages.append(message)
+        self.bell.ring()
 
     def close(self) -> None:
-        super().close()
+        self._carrier.loop.post((self._other, None))
         self._carrier.release()
