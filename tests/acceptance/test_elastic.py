@@ -358,10 +358,10 @@ def test_a_tensor_that_a_hook_has_kept_is_refused(typist: Typist, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("-n", "2", "--elastic", "3"), "the run has 2 workers"),
+        (("-n", "2", "--elastic", "3"), "start more than 3 workers"),
         (("-n", "2", "--elastic", "1", "--strategy", "zero1"), "--elastic and --strategy exclude each other"),
         (("-n", "2", "--elastic", "1", "--compression", "bf16"), "--elastic and --compression exclude each other"),
-        (("--hosts", "localhost:1,127.0.0.1:1", "--elastic", "3"), "the run has 2 workers"),
+        (("--hosts", "localhost:1,127.0.0.1:1", "--elastic", "3"), "start more than 3 workers"),
     ],
 )
 def test_what_cannot_be_elastic_is_said_at_once(
