@@ -31,7 +31,9 @@ def show_plan(console: Console, made: Plan) -> None:
         style="bold",
         soft_wrap=True,
     )
-    how = f"from the errors of {count(made.checked, 'known run')}" if made.checked >= 3 else "no known run: usual error"
+    how = (
+        f"worst error of {count(made.checked, 'known run')}, at least the usual one" if made.checked else "usual error"
+    )
     console.print(f"predicted, not measured; interval ±{percent(made.error, digits=0)} and the spread of steps ({how})")
     console.print()
     console.print(_speeds(made.rows))
