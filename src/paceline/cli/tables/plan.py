@@ -41,6 +41,11 @@ def show_plan(console: Console, made: Plan) -> None:
     console.print("where the time of a step goes", style="bold")
     console.print(_parts(made.rows))
     console.print()
+    for one in made.rows:
+        if one.seconds_to_accuracy:
+            cost = f", which costs {rate(one.cost_to_accuracy)}" if one.cost_to_accuracy else ""
+            took = seconds(one.seconds_to_accuracy)
+            console.print(f"{count(one.workers, 'worker')}: {took} to the accuracy{cost}", soft_wrap=True)
     _limits(console, [(count(one.workers, "worker"), one) for one in made.rows if one.workers > 1])
     if made.found is not None:
         console.print()
@@ -66,15 +71,7 @@ def show_plan(console: Console, made: Plan) -> None:
 
 
 def _speeds(rows: Sequence[Predicted]) -> Table:
-    table = _table(
-        "workers",
-        "samples/s",
-        "low–high",
-        "efficiency",
-        "step",
-        "algorithm",
-        "memory",
-    )
+    table = _table("workers", "samples/s", "low–high", "efficiency", "step", "algorithm", "memory")
     for one in rows:
         table.add_row(
             f"{one.workers:,}",
