@@ -47,6 +47,26 @@ def test_the_document(paceline_, series):
     assert document["unknown"]
 
 
+def test_time_and_cost_to_an_accuracy(paceline_, series, tmp_path):
+    noise = {"small": 32, "large": 64, "of_small": 3.0, "of_large": 2.0}
+    lines = "".join(json.dumps(noise | {"step": n}) + "\n" for n in range(1, 21))
+    (series / "trials" / "workers2" / "noise.rank0.jsonl").write_text(lines)
+    (tmp_path / "mine.json").write_text('{"host": "dgx1", "hosts": 4, "price_per_hour": 36}')
+    typed = ("plan", "--cluster", "mine.json", "-n", "8,32", "--to-accuracy", "0.7")
+    out = paceline_(*typed, "--samples", "64000")[1]
+    assert "to the accuracy, which costs" in out
+    assert "knee: on 32 workers" in out
+    rows = json.loads(paceline_(*typed, "--samples", "64000", "--json")[1])["rows"]
+    for row, hosts in zip(rows, (1, 4), strict=True):
+        # tr Σ = (3 - 2) / (1/32 - 1/64) = 64 and |G|² = (64 · 2 - 32 · 3) / 32 = 1; the batch is the script's own.
+        assert row["seconds_to_accuracy"] == pytest.approx(64_000 / row["samples_per_s"])
+        assert row["cost_to_accuracy"] == pytest.approx(row["seconds_to_accuracy"] * 36 * hosts / 3600)
+    document = json.loads(paceline_(*typed, "--goal", "time", "--json")[1])
+    assert document["knee"]["relative"]
+    assert document["found"]["best"][0]["relative_time"] == 1
+    assert "no run logged it" in "".join(document["unknown"])
+
+
 def test_activations_allow_pipeline_and_mesh(paceline_, series):
     typed = ("plan", "--cluster", "dgx1", "-n", "8", "--activations", "1MiBx8")
     assert "pipeline 8" in paceline_(*typed, "--strategy", "pipeline", "--json")[1]

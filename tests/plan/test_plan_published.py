@@ -91,3 +91,9 @@ def test_thirty_thousand_gpus_need_a_tree():
     assert at(30_000, "ring") < 0.1
     assert at(30_000, "tree") > 0.9
     assert at(30_000, "hierarchical") > 0.9
+    # Small exchanges go round a ring of all workers.
+    chatty = msgspec.structs.replace(model.workload, messages=3)
+    setup = Setup(workers=30_000, batch=64 * 30_000, algorithm="tree", base=64)
+    found = Model(chatty, Fabric(cluster)).predict(setup)
+    assert found.efficiency == pytest.approx(0.36, abs=0.01)
+    assert found.bottleneck == "small exchanges: 3 a step over 30,000 workers"

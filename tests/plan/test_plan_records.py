@@ -9,7 +9,7 @@ import pytest
 from works import steps, write_record, write_series
 
 from paceline.errors import RecordError
-from paceline.plan.check import check, error_of
+from paceline.plan.check import Check, check, error_of
 from paceline.plan.cluster import Cluster
 from paceline.plan.workload import read_workload
 from paceline.record.logged import Logged
@@ -88,6 +88,9 @@ def test_the_check_predicts_a_run_from_the_others(series):
     assert len(found.runs) == 2
     assert found.worst < 0.05  # 180 ms and 2 ms of exchanges, which the other run shows
     assert error_of(found) == 0.25  # two runs are too few to narrow the interval
+    found.runs[0].predicted *= 2
+    assert error_of(found) == pytest.approx(found.worst)
+    assert error_of(Check(runs=[found.runs[1]] * 3, left_out={})) == 0.1
 
 
 def test_the_check_never_uses_the_run_itself(series):

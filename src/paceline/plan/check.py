@@ -18,6 +18,8 @@ from paceline.plan.step import MODEL_ERROR, Model, Setup, best_algorithm
 from paceline.plan.workload import read_workload
 from paceline.record import read_run
 
+LEAST, ENOUGH = 0.1, 3  # the smallest error that is believed, and the number of runs for it
+
 
 class Checked(msgspec.Struct, kw_only=True):
     """One run: seconds of a step."""
@@ -101,6 +103,6 @@ def check(folders: Iterable[Path], cluster: Cluster) -> Check:
 
 
 def error_of(found: Check) -> float:
-    """The half width of an interval: what was found on this record's own runs, and never less than the median error of
-    the benchmark; without such runs, the usual one."""
-    return max(found.worst, 0.1) if len(found.runs) >= 3 else MODEL_ERROR
+    """The half width of an interval: the worst error on this record's own runs, but never less than the usual one, or,
+    with three runs or more, a tenth."""
+    return max(found.worst, LEAST if len(found.runs) >= ENOUGH else MODEL_ERROR)

@@ -188,7 +188,7 @@ class Place:
             return 0.0
         return cluster.local_latency if self.hosts == 1 else (self.workers - 1) * cluster.latency
 
-    def limit(self, algorithm: str) -> str:
+    def limit(self) -> str:
         """What a large sum waits for, in words."""
         cluster = self.fabric.cluster
         if self.hosts > 1 and self.local_rate > cluster.network:

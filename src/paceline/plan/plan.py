@@ -11,6 +11,7 @@ from paceline.plan.fabric import Fabric
 from paceline.plan.search import Found, Goal, Knee, Progress, knee, search
 from paceline.plan.step import STRATEGIES, Model, Predicted, Setup, best_algorithm
 from paceline.plan.workload import Workload
+from paceline.units import count
 
 
 class Plan(msgspec.Struct, kw_only=True):
@@ -83,6 +84,11 @@ def make_plan(
         unknown.append(
             f"the slowest of {max(numbers):,} workers: only {len(work.scatter):,} steps were measured, without rarer "
             "delays"
+        )
+    together = max((known.workers / known.hosts for known in work.known), default=1)
+    if work.device == "CPU" and min(max(numbers), fabric.cluster.slots) > together:
+        unknown.append(
+            f"how workers of one host slow each other's compute: measured was {count(int(together), 'worker')} at most"
         )
     smallest, largest = min(p.rows for p in work.points), max(p.rows for p in work.points)
     beyond = [one for one in everything[strategy] if not smallest <= one.batch / one.workers <= largest]

@@ -278,11 +278,11 @@ class Model:
             if setup.strategy == "central":
                 return "one host's memory, through which all gradients go", "mirrored"
             if setup.strategy == "mesh":
-                return "sums of activations: " + place.limit(setup.algorithm), "fewer workers for one copy of the model"
+                return "sums of activations: " + place.limit(), "fewer workers for one copy of the model"
             latency = self._latency(setup, place)
             if latency > lost / 2:
                 return "latency of many messages", "larger buckets, or the algorithm tree"
-            return place.limit(setup.algorithm), self._faster(setup, place)
+            return place.limit(), self._faster(setup, place)
         return {
             "bubble": ("the pipeline's bubble", "more micro-batches, or fewer stages"),
             "straggle": (

@@ -28,7 +28,7 @@ from paceline.record.facts import read_facts
 from paceline.record.logged import read_logged
 from paceline.record.noise import read_noise
 from paceline.record.schema import Run
-from paceline.record.timeline import read_spans
+from paceline.record.timeline import Span, read_spans
 from paceline.tables.figures import columns_of, counted_steps, figures
 
 FEWEST = 3  # counted steps of a run that is used
@@ -84,8 +84,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     cut: float = 0.0  # bytes of one row's activations between two blocks of the model; 0: unknown
     blocks: int = 0
     critical: float = 0.0  # the critical batch; 0: unknown
-    critical_low: float = 0.0
-    critical_high: float = 0.0
     samples_seen: float = 0.0  # samples to the accuracy that was asked for; 0: unknown
     known: tuple[Known, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -174,7 +172,6 @@ def read_workload(folder: Path, *, accuracy: float | None = None, leave_out: str
     if not any(point.memory for point in points):
         unknown.append("memory of a step")
     unknown.append("links that other jobs use, and faults: predictions are for a cluster of one's own")
-    critical = _critical(used)
     first = used[0]
     return Workload(
         name=Path(head.script).name,
@@ -188,9 +185,7 @@ def read_workload(folder: Path, *, accuracy: float | None = None, leave_out: str
         states=max((STATES.get(one.name, 2) if one.momentum else 0 for one in optimizers), default=2),
         device="GPU" if any(worker.gpus for worker in first.run.workers) else "CPU",
         threads=threads,
-        critical=critical[0],
-        critical_low=critical[1],
-        critical_high=critical[2],
+        critical=_critical(used),
         samples_seen=_samples_to(used, accuracy) if accuracy else 0.0,
         known=tuple(run.known for run in used),
         unknown=tuple(unknown),
@@ -321,12 +316,12 @@ def _communication(
     return (), 0.0, 0.0
 
 
-def _backwards(spans: Sequence[object]) -> list[tuple[float, float]]:
+def _backwards(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """The beginning and the end of each backward: spans of that phase, with the waits between them."""
     found: list[tuple[float, float]] = []
     last = ""
-    for span in sorted((s for s in spans if s.track == "phases"), key=lambda s: s.start):  # type: ignore[attr-defined]
-        name, start, end = span.name, span.start, span.end  # type: ignore[attr-defined]
+    for span in sorted((span for span in spans if span.track == "phases"), key=lambda span: span.start):
+        name, start, end = span.name, span.start, span.end
         if name == "backward" and last in ("backward", "communication") and found:
             found[-1] = (found[-1][0], end)
         elif name == "backward":
@@ -349,15 +344,13 @@ def _fractions(
     return [(size, (first - start) / length, (last - start) / length) for size, first, last in ordered]
 
 
-def _critical(runs: Sequence[_Read]) -> tuple[float, float, float]:
-    """The critical batch with its interval; zeros if no noise was measured."""
+def _critical(runs: Sequence[_Read]) -> float:
+    """The critical batch; 0 if no noise was measured, or if it hides the gradient."""
     from paceline.converge.noise.critical_batch import critical_batch
 
     lines = [line for run in runs for line in read_noise(run.folder)]
-    if not lines:
-        return 0.0, 0.0, 0.0
-    found = critical_batch(lines)
-    return (found.batch, found.low, found.high) if math.isfinite(found.batch) else (0.0, 0.0, 0.0)
+    found = critical_batch(lines).batch if lines else 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 def _samples_to(runs: Sequence[_Read], accuracy: float) -> float:

@@ -31,7 +31,9 @@ def show_plan(console: Console, made: Plan) -> None:
         style="bold",
         soft_wrap=True,
     )
-    how = f"from the errors of {count(made.checked, 'known run')}" if made.checked >= 3 else "no known run: usual error"
+    how = (
+        f"worst error of {count(made.checked, 'known run')}, at least the usual one" if made.checked else "usual error"
+    )
     console.print(f"predicted, not measured; interval ±{percent(made.error, digits=0)} and the spread of steps ({how})")
     console.print()
     console.print(_speeds(made.rows))
@@ -39,6 +41,11 @@ def show_plan(console: Console, made: Plan) -> None:
     console.print("where the time of a step goes", style="bold")
     console.print(_parts(made.rows))
     console.print()
+    for one in made.rows:
+        if one.seconds_to_accuracy:
+            cost = f", which costs {rate(one.cost_to_accuracy)}" if one.cost_to_accuracy else ""
+            took = seconds(one.seconds_to_accuracy)
+            console.print(f"{count(one.workers, 'worker')}: {took} to the accuracy{cost}", soft_wrap=True)
     _limits(console, [(count(one.workers, "worker"), one) for one in made.rows if one.workers > 1])
     if made.found is not None:
         console.print()
@@ -64,15 +71,7 @@ def show_plan(console: Console, made: Plan) -> None:
 
 
 def _speeds(rows: Sequence[Predicted]) -> Table:
-    table = _table(
-        "workers",
-        "samples/s",
-        "low–high",
-        "efficiency",
-        "step",
-        "algorithm",
-        "memory",
-    )
+    table = _table("workers", "samples/s", "low–high", "efficiency", "step", "algorithm", "memory")
     for one in rows:
         table.add_row(
             f"{one.workers:,}",
