@@ -2,6 +2,7 @@
 
     rows    B and C hold A's rows, along `dim` (dim is None: all three hold the same, as a weight does)
     sum     A = B + C, as a weight's gradient
+    max     A is the maximum of B and C (of flags: any), as a longest length; min: the minimum (of flags: all)
     mean    A is the mean of B and C, weighted by their numbers of rows, as a loss
     average the same, weighted by the targets that count: torch's cross-entropy
     share   B and C are A times their share of the rows (and A's rows, if there is a `dim`): a count of rows, the
@@ -48,6 +49,7 @@ class Kind(NamedTuple):
 
 
 SAME, MIXED, PLACE, SUM, MEAN, AVERAGE, SHARE = map(Kind, ("rows", "mixed", "place", "sum", "mean", "average", "share"))
+MAX, MIN = map(Kind, ("max", "min"))
 
 
 def rows(dim: int, outer: int = 1, of: int = 0) -> Kind:

@@ -136,9 +136,10 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
     return found
 
 
-def _variables_of(code: types.CodeType) -> set[str]:
+@functools.lru_cache(10 * MANY)  # reading instructions is slow
+def _variables_of(code: types.CodeType) -> frozenset[str]:
     """The names that are variables there, and no attributes: `self.n` does not name the script's `n`."""
-    return {one.argval for one in dis.get_instructions(code) if one.opname in OF_VARIABLES}
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in OF_VARIABLES)
 
 
 def is_object(value: Any) -> bool:

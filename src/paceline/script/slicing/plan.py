@@ -9,6 +9,7 @@ import torch
 
 from paceline.errors import NotSplitError
 from paceline.script.draws.rows import DrawRule
+from paceline.script.proof.reads import Reads
 from paceline.script.slicing.graphs import GraphCuts
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.ways import batch_of
@@ -40,6 +41,7 @@ class SlicePlan:
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
     compiled: bool = False  # not all of its operations can be seen
     reads_state: bool = False  # Python reads values that the module holds: each call is compared with the proof
+    reads: Reads | None = None  # of numbers that all rows decide
     averages: int = 0  # cross-entropies that the call takes
     traced_averages: int = 0  # those of them that compiled code takes
     all_count: bool = False  # a mean over targets is a mean over rows only if no target is ignored
