@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.script.proof import known
-from paceline.script.proof.kinds import AVERAGE, MAX, MEAN, MIN, MIXED, PLACE, SAME, Kind, Parts
+from paceline.script.proof.kinds import AVERAGE, MAX, MEAN, MIN, MIXED, PLACE, SAME, Kind, Parts, rows
 from paceline.script.proof.probing import SHAPE_ONLY, SIZES, Probe
 from paceline.script.proof.reads import JOINT_READ, OWN, UNDECIDED_READ, how_joint
 from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
@@ -40,6 +40,7 @@ class Induction:
 
     def __init__(self, parts: Parts, *, draws_in_numpy: bool = False, own_draws: bool = False) -> None:
         self.parts, self.kind, self._own_draws = parts, dict[int, Kind](), own_draws
+        self._given_measures = len(parts.sizes)  # of those that a call chooses no worker knows the others' rows
         self._draws_in_numpy = draws_in_numpy  # so that Python may make tensors of random rows
         self.adds_to_average = False  # another operation works on a cross-entropy's mean
         # Python reads what the module holds (a counter in a buffer), or a joint number, by which it may branch.
@@ -122,6 +123,8 @@ class Induction:
         self, ops: Sequence[Op], columns: Sequence[Any], notes: Sequence[Sequence[Note]], given: Sequence[Kind]
     ) -> list[Kind]:
         op = ops[0]
+        if op.name == "cat" and len(self.parts.sizes) > 1:
+            self._put_together(ops, given)
         outs = [tuple(step.outs[i] for step in ops) for i in range(len(op.outs))]
         by_shape = [self._along(column) for column in outs]
         if op.name.startswith(EMPTY):  # not initialised: what is written to it later decides
@@ -147,7 +150,7 @@ class Induction:
         if all(kind.is_same or kind.name == "place" for kind in given):
             return self._of_constants(ops, columns, outs, given, by_shape)
         if any(tag in op.func.tags for tag in DYNAMIC) and not _has_known_shape(op):
-            return [MIXED] * len(outs)
+            return self._chosen(ops, given) or [MIXED] * len(outs)
         if op.name.startswith(("as_strided", "resize")):  # depends on memory, which a tensor that stands for it lacks
             return [MIXED] * len(outs)
         if any(kind.name == "average" for kind in given):
@@ -180,6 +183,35 @@ class Induction:
             raise CannotTry(f"{_shown(op)} gives another number of results alone")
         return found
 
+    def _chosen(self, ops: Sequence[Op], given: Sequence[Kind]) -> list[Kind] | None:
+        """Of a graph's rows those that a mask chooses: rows again, whose number A, B and C tell."""
+        op = ops[0]
+        index = op.args[1] if op.name == "index" else []
+        at = [dim for dim, mask in enumerate(index) if mask is not None]
+        if len(self.parts.sizes) < 2 or len(at) != 1 or index[at[0]].dtype is not torch.bool:
+            return None
+        one, mask = given
+        a, b, c = (o.outs[0].shape[at[0]] for o in ops)
+        if mask != rows(0, of=mask.of) or one not in (rows(at[0], of=mask.of), Kind("index", at[0], of=mask.of)):
+            return None
+        return [one._replace(of=self._measure((a, b, c)))] if a == b + c else None
+
+    def _put_together(self, ops: Sequence[Op], given: Sequence[Kind]) -> None:
+        """Links and loops one after another: a measure of its own."""
+        op = ops[0]
+        dim = op.args[1] if len(op.args) > 1 else 0
+        along = all(kind.name in ("rows", "index") and kind.dim == dim and kind.outer == 1 for kind in given)
+        if along and isinstance(dim, int) and all(isinstance(note, Note) for note in op.args[0]):
+            rows_of = [self.parts.sizes[kind.of][0] for kind in given]
+            if [note.shape[dim] for note in op.args[0]] == rows_of:  # one for each, and not several
+                a, b, c = (o.outs[0].shape[dim] for o in ops)
+                self._measure((a, b, c), tuple(kind.of for kind in given))
+
+    def _measure(self, sizes: tuple[int, int, int], joined: tuple[int, ...] = ()) -> int:
+        self.parts, number = self.parts.and_measure(sizes, joined)
+        self._probe = Probe(self.parts)
+        return number
+
     def _of_counts(self, ops: Sequence[Op]) -> list[Kind] | None:
         """A number of flags that is compared with none or with all of them."""
         op = ops[0]
@@ -203,7 +235,7 @@ class Induction:
             return [given[0], SAME]
         if any(kind.varies or kind.outer > 1 for kind in given):
             return [MIXED] * len(by_shape)
-        placed = op.placed or self._own_draws
+        placed = (op.placed or self._own_draws) and all(kind.of < self._given_measures for kind in by_shape)
         if op.name == "multinomial" and not given[0].is_rows:  # placed by the rows of its weights
             placed = False
         if not placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.script.proof.kinds import AVERAGE, MAX, MIN, MIXED, PLACE, SAME, SUM, Kind, Parts, rows
+from paceline.script.proof.kinds import AVERAGE, MAX, MEAN, MIN, MIXED, PLACE, SAME, SUM, Kind, Parts, rows
 from paceline.script.proof.recorder import Note, Op, words
 from paceline.torch_private import arguments_of, changes_arguments, is_view
 
@@ -169,6 +169,8 @@ def _linear(op: Op, kind: Asked) -> list[Kind] | None:
     if any(one.dim is not None or one.name == "place" for one in kinds) or not kinds[0].varies:
         return None
     names = {one.name for one in kinds}
+    if len({one.of for one in kinds if one.name in ("share", "mean")}) > 1:  # of nodes, and of edges
+        return None
     if op.name in ("add", "add_", "sub", "sub_"):
         if names <= {"sum", "share"} and len(kinds) == 2:  # not with a number, which each part would add
             return [SUM if "sum" in names else kinds[0]]
@@ -200,7 +202,7 @@ def _along(op: Op, kind: Asked, results: Results) -> list[Kind] | None:
     if op.name in ("sum", "nansum", "count_nonzero"):
         return [SUM]
     if op.name == "mean":
-        return [Kind("mean")]
+        return [MEAN._replace(of=common.of)]
     if op.name in EXTREMES and len(_tensors(op)) == 1:
         return [EXTREMES[op.name], MIXED][: results.count]
     return [MIXED] * results.count

@@ -523,6 +523,8 @@ class _Judge:
 
     def _role_of(self, number: int, tensor: torch.Tensor, name: str) -> Role:
         kind = self._found.kind.get(number, SAME)
+        if kind.of >= len(self._parts.sizes) and kind.name in ("rows", "mean"):
+            raise CannotTry(f"{name} has the rows that the call has chosen of a graph's")
         if kind.is_rows:
             many = tensor.shape[kind.dim or 0] // self._parts.sizes[kind.of][0]
             if kind.outer not in (1, many):
@@ -530,9 +532,11 @@ class _Judge:
             return Role("rows", kind.dim or 0, kind.outer > 1, kind.of, memory_order(tensor))
         if kind.is_same:
             return Role("same")
-        if kind.name in ("sum", "mean", "average"):
+        if kind.name == "mean":
+            return Role("mean", uneven=kind.of)
+        if kind.name in ("sum", "average"):
             return Role(kind.name, average=kind.of)  # type: ignore[arg-type]
-        if kind == SHARE:
+        if kind.name == "share" and kind.dim is None:
             return Role("sum")
         if kind == MIXED:
             raise CannotTry(f"{name} depends on other samples, or on their number, by {self._found.why(number)}")
@@ -555,7 +559,7 @@ class _Judge:
             where = f"its buffer {f'{path}.{name}'.lstrip('.')}"
             if held is None:
                 raise CannotTry(f"it makes {where} in the call, of its rows")
-            if kind.name not in ("sum", "mean"):
+            if kind.name not in ("sum", "mean") or kind.of:
                 how = self._found.why(number)
                 raise CannotTry(
                     f"{where} depends on all samples in a way that slices do not give{how and f', by {how}'}"
@@ -568,7 +572,8 @@ class _Judge:
             source = a.outputs[what] if isinstance(what, int) else a.state_numbers[what]
             kind = found.kind.get(source, SAME) if source is not None else SAME
             # As in a real call: of a mean each worker gets its share, and so it counts of what is the same everywhere.
-            found.kind[number] = kind if kind.is_rows else SAME if kind.name == "sum" else SHARE
+            of = kind.of if kind.name == "mean" else 0
+            found.kind[number] = kind if kind.is_rows else SAME if kind.name == "sum" else SHARE._replace(of=of)
         if len({tuple(traced.grads) for traced in self._traces}) > 1:
             raise CannotTry("other parameters get gradients on other numbers of rows")
         found.follow([traced.backward for traced in self._traces])

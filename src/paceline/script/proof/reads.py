@@ -111,7 +111,7 @@ JOINT_READ, UNDECIDED_READ = "a joint read", "a read"
 def how_joint(kind: Kind) -> str:
     """How the number of all rows is made of those of parts; empty if it cannot be."""
     name = "sum" if kind.name == "share" else kind.name
-    return name if name in JOINT and kind.dim is None else ""
+    return name if name in JOINT and kind.dim is None and not (name == "mean" and kind.of) else ""
 
 
 class JointReads:

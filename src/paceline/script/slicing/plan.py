@@ -23,7 +23,7 @@ class Role:
     kind: Literal["rows", "mean", "average", "sum", "same"]
     dim: int = 0
     spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
-    uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
+    uneven: int = 0  # the number of the split of its rows, or of those of which it is the mean: see `Split.rows_of`
     order: tuple[int, ...] = ()  # of the dimensions in the memory of the whole output: see `crossings.memory_order`
     average: int = 0  # the number of the call's cross-entropy of which an average is a copy
 

@@ -619,7 +619,7 @@ class SlicedCalls:
                 divisor = self.averages.traced_divisor(piece, role.average)
         if divisor is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
-        weight = float(split.mine > 0) if role.kind == "sum" else split.share
+        weight = float(split.mine > 0) if role.kind == "sum" else split.rows_of(role.uneven).share
         if isinstance(piece, torch.Tensor):
             return crossings.blend(piece, weight, self.group)
         value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
