@@ -24,7 +24,7 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
-from paceline.script.proof import growth, surroundings, trial
+from paceline.script.proof import growth, packed, surroundings, trial
 from paceline.script.proof.conflicts import Conflicts
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
@@ -204,6 +204,7 @@ class Proof:
             if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
                 raise CannotTry(f"{_told(place)} is as long as the batch, and not replaced by the call")
         plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
+        plan.packs = packed.MARK in plan.names
         plan.numbers, plan.told = numbers_of([traced.forward for traced in traces]), traces[0].told
         if single and not isinstance(cuts, GraphCuts):
             one = trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3), reads=reads)
@@ -308,7 +309,7 @@ class Proof:
             before = surroundings.look(copied, reach)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
             samples = [*tensors, *parameters_in(copied), *copied.buffers(), *before.tensors.values()]
-            with saving(), taken(take), Steps(self._draws, samples) as steps:
+            with saving(), taken(take), packed.apart(tried=True), Steps(self._draws, samples) as steps:
                 output = plain(copied, *given[0], **given[1])
             now = surroundings.look(copied, reach)
             steps.end(output, surroundings.changes(before.values, now.values), told())

@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
 from paceline.script.draws.rows import Drawn, Draws
-from paceline.script.proof import surroundings
+from paceline.script.proof import packed, surroundings
 from paceline.script.proof.reach import Reach
 from paceline.script.proof.reads import Reads, Undecided, taken
 from paceline.script.proof.recorder import CannotTry, Op, Recorder, reads_noted, require_same, storages_of
@@ -136,7 +136,13 @@ def run(
 
         take = (reads or Reads()).noted(recorder, set(traced.weights), is_untouched)
         try:
-            with draws.rehearsal(part, expected) as at, reads_noted(recorder), taken(take), recorder:
+            with (
+                draws.rehearsal(part, expected) as at,
+                reads_noted(recorder),
+                taken(take),
+                packed.apart(tried=True),
+                recorder,
+            ):
                 output = containers.told(plain(copied, *given[0], **given[1]))
         except Undecided:
             traced.forward, traced.ends_at_read = recorder.ops, True

@@ -41,6 +41,7 @@ class SlicePlan:
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
     compiled: bool = False  # not all of its operations can be seen
     reads_state: bool = False  # Python reads values that the module holds: each call is compared with the proof
+    packs: bool = False  # it makes packed sequences: see `proof.packed`
     reads: Reads | None = None  # of numbers that all rows decide
     averages: int = 0  # cross-entropies that the call takes
     traced_averages: int = 0  # those of them that compiled code takes

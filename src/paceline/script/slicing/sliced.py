@@ -22,6 +22,7 @@ from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import memory, rng, tree
 from paceline.script.draws import compiled
 from paceline.script.draws.rows import AstrayError, Draws
+from paceline.script.proof import packed
 from paceline.script.proof.guards import Guards
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.reads import JointReads, OtherBranch, taken
@@ -251,6 +252,7 @@ class SlicedCalls:
                 names or nullcontext(),
                 nullcontext() if plan.compiled else prints.watched(),
                 nullcontext() if begun.reads is None else taken(begun.reads.take),
+                packed.apart(tried=False) if plan.packs else nullcontext(),
             ):
                 output = containers.told(plain(module, *cut_args, **cut_kwargs))
                 is_complete, is_own = self._draws.is_complete or plain is not own, not self._draws.on
