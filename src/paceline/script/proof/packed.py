@@ -47,6 +47,10 @@ class Stand(rnn.PackedSequence):
         return super().__getattribute__(name)
 
 
+def in_trial() -> bool:
+    return _tried
+
+
 def find() -> Callable[[], None]:
     """Patches what makes and takes packed sequences; returns a function that removes the patches."""
     return all_of([patch(rnn, name, _made(getattr(rnn, name), stand)) for name, stand in STANDS.items()])

@@ -33,7 +33,7 @@ from paceline.script.rows import origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
-from paceline.script.slicing import crossings, side_effects
+from paceline.script.slicing import crossings, packed_arguments, side_effects
 from paceline.script.slicing.arguments import (
     brought_split,
     cut_leaves,
@@ -146,6 +146,9 @@ class SlicedCalls:
     ) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers. `own`: the module's
         own call, which `plain` makes inside mods and strategies."""
+        if plain is own and (sequence := packed_arguments.packed_in((args, kwargs))) is not None:
+            call, (args, kwargs) = packed_arguments.inside(plain, sequence), packed_arguments.padded((args, kwargs))
+            return packed_arguments.packed_as(self.call(call, call, module, args, kwargs), sequence)
 
         def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
             again = None if put_back is None else functools.partial(self._forget_call, put_back)
