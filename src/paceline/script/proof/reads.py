@@ -160,7 +160,7 @@ def taken(take: Take) -> Iterator[None]:
 
     def taking(plain: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
         def read(self: torch.Tensor) -> Any:
-            if self.numel() != 1 or Recorder.in_norm or threading.get_ident() != thread or _is_ours(sys._getframe(1)):
+            if self.numel() != 1 or Recorder.in_norm or threading.get_ident() != thread or _is_apart(sys._getframe(1)):
                 return plain(self)
             value = take(self)
             return plain(self) if value is NotImplemented else convert(value)
@@ -180,5 +180,6 @@ def taken(take: Take) -> Iterator[None]:
                 setattr(torch.Tensor, name, plain)
 
 
-def _is_ours(frame: Any) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("paceline.")
+def _is_apart(frame: Any) -> bool:
+    """Whether Paceline reads, or what checks the values of a distribution: see `value_checks`."""
+    return str(frame.f_globals.get("__name__", "")).startswith(("paceline.", "torch.distributions."))
