@@ -551,6 +551,42 @@ def test_the_reason_is_the_graph_or_the_weight(pool: Any) -> None:
         assert "one of its weights is a Doubled, which computes in a way of its own" in weight
 
 
+class WithLoops(nn.Module):
+    """Drops a graph's loops, adds one for each node, and divides by degrees, as GCNConv does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, links: torch.Tensor, graph: torch.Tensor) -> Any:
+        links = links[:, links[0] != links[1]]
+        row, col = torch.cat([links, torch.arange(len(x)).repeat(2, 1)], 1)
+        scale = torch.zeros(len(x)).double().scatter_add_(0, col, torch.ones(len(col)).double()).rsqrt()
+        messages = self.linear(x).index_select(-2, row) * (scale[row] * scale[col])[:, None]
+        made = torch.zeros_like(x).index_add(0, col, messages)
+        return torch.zeros(int(graph.max()) + 1, 3).double().index_add(0, graph, made), made.pow(2).mean()
+
+
+def loops_made_anew(group: Group | None) -> Any:
+    sizes = torch.tensor([6, 6, 6, 6, 6, 30])  # … of which five have as many nodes as six times their number
+    starts = (sizes.cumsum(0) - sizes).repeat_interleave(2 * sizes)
+    generator = torch.Generator().manual_seed(1)
+    links = torch.cat([torch.randint(0, int(n), (2, 2 * int(n)), generator=generator) for n in sizes], 1) + starts
+    given = rows(60, 3), links, torch.arange(6).repeat_interleave(sizes)
+    torch.manual_seed(0)
+    with nullcontext() if group is None else staged(group) as stage:
+        found = [leaf.detach().clone() for leaf in WithLoops().double()(*given)]
+        return found, None if stage is None else stage.views.refusal
+
+
+def test_a_graph_whose_loops_are_made_anew_is_cut_between_graphs(pool: Any) -> None:
+    expected, _ = loops_made_anew(None)
+    for found, refusal in pool(3).run(loops_made_anew):
+        assert refusal is None
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
 # -- the same module, later --------------------------------------------------------------------------------------------
 
 

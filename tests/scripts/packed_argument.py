@@ -1,6 +1,5 @@
 """A PackedSequence goes into a bare nn.GRU, and one comes out."""
 
-# test: right-or-refused=a batch that is no dimension of any tensor
 # test: workers=2
 import torch
 from torch import nn

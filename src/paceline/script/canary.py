@@ -21,7 +21,7 @@ import torch.distributions as D
 import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Distribution, Normal
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils import rnn
 from torch.utils.data import DataLoader
 
 from paceline import torch_private as private
@@ -120,7 +120,9 @@ def ways() -> list[tuple[str, Any, str, Callable[[], Any]]]:
         ("F.one_hot", F, "one_hot", lambda: nn.functional.one_hot(torch.arange(3), 3)),
         ("Normal", Distribution, "__init__", lambda: Normal(x, 1.0)),
         ("Normal.log_prob", Distribution, "_validate_sample", lambda: Normal(x, 1.0).log_prob(x)),
-        ("pad_packed_sequence", vf, "_pad_packed_sequence", lambda: pad_packed_sequence(pack_sequence([x, x[:1]]))),
+        ("pack_sequence", rnn, "pack_padded_sequence", lambda: rnn.pack_sequence([x])),
+        ("pad_packed_sequence", rnn, "pad_packed_sequence", lambda: rnn.pad_packed_sequence(rnn.pack_sequence([x]))),
+        ("pad_packed_sequence", vf, "_pad_packed_sequence", lambda: rnn.pad_packed_sequence(rnn.pack_sequence([x]))),
         ("nn.RReLU", torch, "rrelu", lambda: nn.RReLU()(x)),
         ("nn.RReLU(inplace=True)", torch, "rrelu_", lambda: nn.RReLU(inplace=True)(x * 1)),
         ("F.gumbel_softmax", torch.Tensor, "exponential_", lambda: F.gumbel_softmax(x)),

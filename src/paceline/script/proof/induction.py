@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from paceline.script.proof import known
-from paceline.script.proof.kinds import AVERAGE, MEAN, MIXED, PLACE, SAME, Kind, Parts
+from paceline.script.proof.kinds import AVERAGE, MAX, MEAN, MIN, MIXED, PLACE, SAME, Kind, Parts, rows
 from paceline.script.proof.probing import SHAPE_ONLY, SIZES, Probe
+from paceline.script.proof.reads import JOINT_READ, OWN, UNDECIDED_READ, how_joint
 from paceline.script.proof.recorder import CannotTry, Note, Op, require_same
 from paceline.torch_private import arguments_of, changes_arguments, is_view
 
@@ -18,6 +20,15 @@ EMPTY = ("empty", "new_empty", "_empty_affine")
 CHOICES = ("_fused_sdp_choice", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_rnn")
 INDEXED = ("index", "_unsafe_index", "gather", "index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_add")
 PASSES_AVERAGE = ("detach", "alias", "clone", "_to_copy", "view", "_unsafe_view", "unsqueeze", "squeeze", "lift_fresh")
+# Of a number of flags: what a comparison with 0, and with their number, is over all rows.
+OF_COUNTS = {
+    "eq": (MIN, MIN),
+    "ne": (MAX, MAX),
+    "gt": (MAX, None),
+    "le": (MIN, None),
+    "lt": (None, MAX),
+    "ge": (None, MIN),
+}
 SEEDED = torch.Tag.nondeterministic_seeded
 DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _tried: dict[Any, list[Kind]] = {}  # by operation, kinds, shapes and numbers: found once in a process
@@ -29,13 +40,17 @@ class Induction:
 
     def __init__(self, parts: Parts, *, draws_in_numpy: bool = False, own_draws: bool = False) -> None:
         self.parts, self.kind, self._own_draws = parts, dict[int, Kind](), own_draws
+        self._given_measures = len(parts.sizes)  # of those that a call chooses no worker knows the others' rows
         self._draws_in_numpy = draws_in_numpy  # so that Python may make tensors of random rows
         self.adds_to_average = False  # another operation works on a cross-entropy's mean
-        self.reads_state = False  # Python reads what the module holds (a counter in a buffer), by which it may branch
+        # Python reads what the module holds (a counter in a buffer), or a joint number, by which it may branch.
+        self.reads_state = False
+        self.read = OWN  # how the number of the last read is made: see `reads`
         self.averages = 0  # cross-entropies so far; the number of one is the `of` of its kind
         self._probe = Probe(parts)
         self._random: set[int] = set()  # tensors that were drawn, or computed from such
         self._why: dict[int, str] = {}  # of tensors that are mixed: the operation that made them so
+        self._counts: dict[int, list[int]] = {}  # sums of flags: how many flags there are
 
     def why(self, number: int) -> str:
         return self._why.get(number, "")
@@ -96,16 +111,20 @@ class Induction:
         for column in notes:
             note = column[0]
             kind = self.of(note)
-            self.reads_state = self.reads_state or not note.constant
-            if note.number in self._random:
-                raise CannotTry(f"its Python code reads a random number{_at(op)}, on which operations may depend")
-            if not kind.is_same and kind.name != "place":  # as it may ask for the number of rows
+            self.read = OWN if kind.is_same or kind.name == "place" else how_joint(kind)  # it may ask for a size
+            if not self.read or (self.read != OWN and op.name not in (JOINT_READ, UNDECIDED_READ)):
                 raise CannotTry(f"its Python code reads a value that depends on samples{_at(op)}")
+            if self.read == OWN and note.number in self._random:
+                raise CannotTry(f"its Python code reads a random number{_at(op)}, on which operations may depend")
+            is_compared = self.read != OWN and note.dtype is torch.bool  # with the proof's, when it is read
+            self.reads_state = self.reads_state or not (note.constant or is_compared)
 
     def _judge(
         self, ops: Sequence[Op], columns: Sequence[Any], notes: Sequence[Sequence[Note]], given: Sequence[Kind]
     ) -> list[Kind]:
         op = ops[0]
+        if op.name == "cat" and len(self.parts.sizes) > 1:
+            self._put_together(ops, given)
         outs = [tuple(step.outs[i] for step in ops) for i in range(len(op.outs))]
         by_shape = [self._along(column) for column in outs]
         if op.name.startswith(EMPTY):  # not initialised: what is written to it later decides
@@ -131,7 +150,7 @@ class Induction:
         if all(kind.is_same or kind.name == "place" for kind in given):
             return self._of_constants(ops, columns, outs, given, by_shape)
         if any(tag in op.func.tags for tag in DYNAMIC) and not _has_known_shape(op):
-            return [MIXED] * len(outs)
+            return self._chosen(ops, given) or [MIXED] * len(outs)
         if op.name.startswith(("as_strided", "resize")):  # depends on memory, which a tensor that stands for it lacks
             return [MIXED] * len(outs)
         if any(kind.name == "average" for kind in given):
@@ -144,8 +163,8 @@ class Induction:
         if any(self._along(c).dim is not None and not (op.name in INDEXED and _counts(c[0])) for c in places):
             return [MIXED] * len(outs)  # a pattern of rows may fit to A, B and C by chance
         same = all(a == b == c for a, b, c in columns if not isinstance(a, Note))
-        found = None
-        if same_settings:
+        found = self._of_counts(ops)
+        if found is None and same_settings:
             found = known.judge(op, self.of, known.Results(self.parts, ops), same_numbers=same)
         moved = same and is_view(op.func) and not changes_arguments(op.func)
         if found is None and moved and given[0].varies and given[0].dim is None:  # the same elements in another shape
@@ -164,6 +183,46 @@ class Induction:
             raise CannotTry(f"{_shown(op)} gives another number of results alone")
         return found
 
+    def _chosen(self, ops: Sequence[Op], given: Sequence[Kind]) -> list[Kind] | None:
+        """Of a graph's rows those that a mask chooses: rows again, whose number A, B and C tell."""
+        op = ops[0]
+        index = op.args[1] if op.name == "index" else []
+        at = [dim for dim, mask in enumerate(index) if mask is not None]
+        if len(self.parts.sizes) < 2 or len(at) != 1 or index[at[0]].dtype is not torch.bool:
+            return None
+        one, mask = given
+        a, b, c = (o.outs[0].shape[at[0]] for o in ops)
+        if mask != rows(0, of=mask.of) or one not in (rows(at[0], of=mask.of), Kind("index", at[0], of=mask.of)):
+            return None
+        return [one._replace(of=self._measure((a, b, c)))] if a == b + c else None
+
+    def _put_together(self, ops: Sequence[Op], given: Sequence[Kind]) -> None:
+        """Links and loops one after another: a measure of its own."""
+        op = ops[0]
+        dim = op.args[1] if len(op.args) > 1 else 0
+        along = all(kind.name in ("rows", "index") and kind.dim == dim and kind.outer == 1 for kind in given)
+        if along and isinstance(dim, int) and all(isinstance(note, Note) for note in op.args[0]):
+            rows_of = [self.parts.sizes[kind.of][0] for kind in given]
+            if [note.shape[dim] for note in op.args[0]] == rows_of:  # one for each, and not several
+                a, b, c = (o.outs[0].shape[dim] for o in ops)
+                self._measure((a, b, c), tuple(kind.of for kind in given))
+
+    def _measure(self, sizes: tuple[int, int, int], joined: tuple[int, ...] = ()) -> int:
+        self.parts, number = self.parts.and_measure(sizes, joined)
+        self._probe = Probe(self.parts)
+        return number
+
+    def _of_counts(self, ops: Sequence[Op]) -> list[Kind] | None:
+        """A number of flags that is compared with none or with all of them."""
+        op = ops[0]
+        if op.name == "sum" and len(op.args) == 1 and op.args[0].dtype is torch.bool:
+            self._counts[op.outs[0].number] = [prod(one.args[0].shape) for one in ops]
+        if op.name not in OF_COUNTS or not isinstance(op.args[0], Note) or op.args[0].number not in self._counts:
+            return None
+        numbers, many = [one.args[1] for one in ops], self._counts[op.args[0].number]
+        of_none, of_all = OF_COUNTS[op.name]
+        return [of_all] if of_all and numbers == many else [of_none] if of_none and numbers == [0, 0, 0] else None
+
     def _along(self, column: Sequence[Any]) -> Kind:
         if not isinstance(column[0], Note):
             return SAME
@@ -176,7 +235,7 @@ class Induction:
             return [given[0], SAME]
         if any(kind.varies or kind.outer > 1 for kind in given):
             return [MIXED] * len(by_shape)
-        placed = op.placed or self._own_draws
+        placed = (op.placed or self._own_draws) and all(kind.of < self._given_measures for kind in by_shape)
         if op.name == "multinomial" and not given[0].is_rows:  # placed by the rows of its weights
             placed = False
         if not placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):

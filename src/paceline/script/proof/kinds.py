@@ -2,6 +2,7 @@
 
     rows    B and C hold A's rows, along `dim` (dim is None: all three hold the same, as a weight does)
     sum     A = B + C, as a weight's gradient
+    max     A is the maximum of B and C (of flags: any), as a longest length; min: the minimum (of flags: all)
     mean    A is the mean of B and C, weighted by their numbers of rows, as a loss
     average the same, weighted by the targets that count: torch's cross-entropy
     share   B and C are A times their share of the rows (and A's rows, if there is a `dim`): a count of rows, the
@@ -11,7 +12,9 @@
     mixed   none of these: depends on other samples, on a row's place, or on the number of rows
 
 Dimension `dim` counts `outer` × rows × inner entries. `of` is the number of a measure: a batch of graphs has as many
-rows as graphs (0), nodes (1) or edges (2). The `of` of an average is its number in the call.
+rows as graphs (0), nodes (1) or edges (2); more are those that a mask chooses of them (`links[:, mask]`), and those of
+several measures one after another (`cat([links, loops], 1)`). A mean has the measure over whose rows it is taken. The
+`of` of an average is its number in the call.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class Kind(NamedTuple):
 
 
 SAME, MIXED, PLACE, SUM, MEAN, AVERAGE, SHARE = map(Kind, ("rows", "mixed", "place", "sum", "mean", "average", "share"))
+MAX, MIN = map(Kind, ("max", "min"))
 
 
 def rows(dim: int, outer: int = 1, of: int = 0) -> Kind:
@@ -56,9 +60,11 @@ def rows(dim: int, outer: int = 1, of: int = 0) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The numbers of rows of A, B and C, for each measure. B has A's first rows, and C the others."""
+    """The numbers of rows of A, B and C, for each measure. B has A's first rows, and C the others; of a measure that is
+    several `joined`, the first ones of each."""
 
     sizes: tuple[tuple[int, int, int], ...]
+    joined: tuple[tuple[int, tuple[int, ...]], ...] = ()  # numbers of measures, and of those that they consist of
 
     @classmethod
     def of(cls, whole: int, first: int) -> Parts:
@@ -73,20 +79,43 @@ class Parts:
             return SAME
         if len(differing) == 1:
             dim = differing[0]
+            found = a[dim], b[dim], c[dim]
+            if found in self.sizes:  # … before several rows of another measure, as many by chance
+                return rows(dim, 1, self.sizes.index(found))
             for of, (whole, first, last) in enumerate(self.sizes):
                 many = a[dim] // whole if whole else 0
-                if many and (a[dim], b[dim], c[dim]) == (many * whole, many * first, many * last):
+                if many and found == (many * whole, many * first, many * last):
                     return rows(dim, 1, of)
         return None
+
+    def and_measure(self, rows: tuple[int, int, int], joined: tuple[int, ...] = ()) -> tuple[Parts, int]:
+        """With another measure; and its number."""
+        for number, known in enumerate(self.sizes):
+            if known == rows and dict(self.joined).get(number, ()) == joined:
+                return self, number
+        number = len(self.sizes)
+        return Parts((*self.sizes, rows), (*self.joined, *([(number, joined)] if joined else []))), number
+
+    def _pieces(self, of: int, part: int) -> list[tuple[int, int]]:
+        """Where B's or C's rows are in A: starts and lengths."""
+        found, start = [], 0
+        for whole, first, last in self._consists_of(of):
+            found.append((start, first) if part == 1 else (start + first, last))
+            start += whole
+        return found
+
+    def _consists_of(self, of: int) -> list[tuple[int, int, int]]:
+        parts = dict(self.joined).get(of, ())
+        return [one for part in parts for one in self._consists_of(part)] if parts else [self.sizes[of]]
 
     def cut(self, tensor: torch.Tensor, kind: Kind, part: int) -> torch.Tensor:
         """The rows of B (1) or C (2) of a tensor of A."""
         if kind.dim is None or not part:
             return tensor
-        whole, first, last = self.sizes[kind.of]
-        apart = tensor.unflatten(kind.dim, (kind.outer, whole, tensor.shape[kind.dim] // (whole * kind.outer)))
-        taken = apart.narrow(kind.dim + 1, *((0, first) if part == 1 else (first, last)))
-        return taken.flatten(kind.dim, kind.dim + 2)
+        whole, dim = self.sizes[kind.of][0], kind.dim
+        apart = tensor.unflatten(dim, (kind.outer, whole, tensor.shape[dim] // (whole * kind.outer)))
+        taken = torch.cat([apart.narrow(dim + 1, *piece) for piece in self._pieces(kind.of, part)], dim + 1)
+        return taken.flatten(dim, dim + 2)
 
     def share(self, part: int, of: int = 0) -> float:
         return self.sizes[of][part] / self.sizes[of][0]
@@ -120,12 +149,15 @@ class Parts:
         if a.dtype is torch.bool:
             return MIXED
         a, b, c = (t if t.is_complex() else t.double() for t in (a, b, c))
-        _, first, last = self.sizes[0]
-        if equal(a * self.share(1), b) and equal(a * self.share(2), c):
-            return SHARE
+        for of in range(len(self.sizes)):
+            if equal(a * self.share(1, of), b) and equal(a * self.share(2, of), c):
+                return SHARE._replace(of=of)
         if equal(a, b + c):
             return SUM
-        return MEAN if equal(a * (first + last), b * first + c * last) else MIXED
+        for of, (_, first, last) in enumerate(self.sizes):
+            if equal(a * (first + last), b * first + c * last):
+                return MEAN._replace(of=of)
+        return MIXED
 
 
 def _counts_from(whole: torch.Tensor, part: torch.Tensor) -> bool:

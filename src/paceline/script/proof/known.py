@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from paceline.script.proof.kinds import AVERAGE, MIXED, PLACE, SAME, SUM, Kind, Parts, rows
+from paceline.script.proof.kinds import AVERAGE, MAX, MEAN, MIN, MIXED, PLACE, SAME, SUM, Kind, Parts, rows
 from paceline.script.proof.recorder import Note, Op, words
-from paceline.torch_private import arguments_of
+from paceline.torch_private import arguments_of, changes_arguments, is_view
 
 # Their rows are entries of dimension 0 in all arguments and results, or (weights, masks) not there.
 BATCH_FIRST = words(
@@ -44,6 +44,8 @@ ALONG = words(
     """
 )
 ATTENTION = "_scaled_dot_product"
+EXTREMES = {"any": MAX, "max": MAX, "amax": MAX, "all": MIN, "min": MIN, "amin": MIN}
+SAME_AS_GIVEN = ("detach", "alias", "clone", "lift_fresh")
 NORMS = words(
     """
     native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm _batch_norm_with_update
@@ -59,6 +61,7 @@ INDEXED = words(
     """
 )
 
+FLOATS = (torch.float32, torch.float64)
 BAGS = ("_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward")
 
 Asked = Callable[[Any], Kind]
@@ -97,6 +100,8 @@ class Results:
 def judge(op: Op, kind: Asked, results: Results, *, same_numbers: bool) -> list[Kind] | None:
     """The kinds of the results; None if they must be tried. `same_numbers`: arguments that are no tensors are the same
     in A, B and C."""
+    if any(kind(note) in (MAX, MIN) for note in _tensors(op)):
+        return _of_extremes(op, kind, results) if same_numbers else [MIXED] * results.count
     if op.name in NORMS:
         return _norm(op, kind, results)
     if op.name in NORMS_BACK:
@@ -164,6 +169,8 @@ def _linear(op: Op, kind: Asked) -> list[Kind] | None:
     if any(one.dim is not None or one.name == "place" for one in kinds) or not kinds[0].varies:
         return None
     names = {one.name for one in kinds}
+    if len({one.of for one in kinds if one.name in ("share", "mean")}) > 1:  # of nodes, and of edges
+        return None
     if op.name in ("add", "add_", "sub", "sub_"):
         if names <= {"sum", "share"} and len(kinds) == 2:  # not with a number, which each part would add
             return [SUM if "sum" in names else kinds[0]]
@@ -195,7 +202,29 @@ def _along(op: Op, kind: Asked, results: Results) -> list[Kind] | None:
     if op.name in ("sum", "nansum", "count_nonzero"):
         return [SUM]
     if op.name == "mean":
-        return [Kind("mean")]
+        return [MEAN._replace(of=common.of)]
+    if op.name in EXTREMES and len(_tensors(op)) == 1:
+        return [EXTREMES[op.name], MIXED][: results.count]
+    return [MIXED] * results.count
+
+
+def _of_extremes(op: Op, kind: Asked, results: Results) -> list[Kind] | None:
+    """Of a maximum or a minimum over the rows, which monotone operations keep or turn round."""
+    one, *others = map(kind, _tensors(op))
+    is_first = op.args and isinstance(op.args[0], Note) and kind(op.args[0]) == one
+    if one not in (MAX, MIN) or not is_first or not all(other.is_same for other in others):
+        return [MIXED] * results.count
+    if is_view(op.func) and not changes_arguments(op.func):
+        return [one]
+    if EXTREMES.get(op.name) == one and not others:
+        return [one, MIXED][: results.count]
+    dtype, out = op.args[0].dtype, op.outs[0].dtype
+    is_exact = dtype in (torch.int64, torch.int32)  # of a float that is NaN no comparison is true
+    rises = op.name in SAME_AS_GIVEN or (is_exact and op.name in ("gt", "ge", "add", "sub"))
+    if rises or (op.name == "_to_copy" and (dtype is torch.bool or (is_exact and out in (torch.int64, *FLOATS)))):
+        return [one]
+    if (is_exact and op.name in ("lt", "le")) or (dtype is torch.bool and op.name in ("logical_not", "bitwise_not")):
+        return [MIN if one == MAX else MAX]
     return [MIXED] * results.count
 
 

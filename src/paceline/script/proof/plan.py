@@ -10,6 +10,7 @@ import torch
 from paceline.errors import NotSplitError
 from paceline.script.draws.rows import DrawRule
 from paceline.script.proof.graphs import GraphCuts
+from paceline.script.proof.reads import Reads
 from paceline.script.proof.side_effects import Place
 from paceline.script.proof.ways import batch_of
 
@@ -22,7 +23,7 @@ class Role:
     kind: Literal["rows", "mean", "average", "sum", "same"]
     dim: int = 0
     spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
-    uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
+    uneven: int = 0  # the number of the split of its rows, or of those of which it is the mean: see `Split.rows_of`
     order: tuple[int, ...] = ()  # of the dimensions in the memory of the whole output: see `crossings.memory_order`
     average: int = 0  # the number of the call's cross-entropy of which an average is a copy
 
@@ -40,6 +41,8 @@ class SlicePlan:
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
     compiled: bool = False  # not all of its operations can be seen
     reads_state: bool = False  # Python reads values that the module holds: each call is compared with the proof
+    packs: bool = False  # it makes packed sequences: see `proof.packed`
+    reads: Reads | None = None  # of numbers that all rows decide
     averages: int = 0  # cross-entropies that the call takes
     traced_averages: int = 0  # those of them that compiled code takes
     all_count: bool = False  # a mean over targets is a mean over rows only if no target is ignored

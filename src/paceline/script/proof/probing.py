@@ -53,6 +53,7 @@ SIZES = words(
     size N C HxW start end length split_size dim_size num_weights self_size steps
     """
 )
+COUNTED = SIZES | {"dim", "dims", "dim0", "dim1"}  # … and which of its dimensions
 SHAPE_ONLY = words(
     """
     zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
@@ -96,7 +97,8 @@ class Probe:
             else:
                 found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
         if found is not None and (times := _times(ops, [kind(note) for note in notes], notes, found)) > 1:
-            larger = Parts(tuple((a * times, b * times, c * times) for a, b, c in self._parts.sizes))
+            sizes = tuple((a * times, b * times, c * times) for a, b, c in self._parts.sizes)
+            larger = Parts(sizes, self._parts.joined)
             kinds = Probe(larger)._try(ops, kind, 0, ways[0] | {"times": times})
             found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
         by_samples = any(kind(note).is_rows and not _is_number(note) for note in notes)
@@ -155,7 +157,7 @@ def _times(ops: Sequence[Op], kinds: Sequence[Kind], notes: Sequence[Note], foun
         return 1
     named = [argument.name for argument in arguments_of(op.func)]
     numbers = [
-        [value for name, value in (*zip(named, o.args, strict=False), *o.kwargs.items()) if name not in SIZES]
+        [value for name, value in (*zip(named, o.args, strict=False), *o.kwargs.items()) if name not in COUNTED]
         for o in ops
     ]
     plain = [[value for value in leaves_in(given) if not isinstance(value, Note)] for given in numbers]

@@ -14,7 +14,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError
 from paceline.script import tree
 from paceline.script.draws.rows import Drawn, DrawRule, Draws
-from paceline.script.proof import growth, side_effects, surroundings, trial
+from paceline.script.proof import growth, packed, side_effects, surroundings, trial
 from paceline.script.proof.arguments import cut_leaves
 from paceline.script.proof.backward_hooks import hooked
 from paceline.script.proof.conflicts import Conflicts
@@ -33,6 +33,7 @@ from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
 from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.proof.reads import Reads, Take, taken
 from paceline.script.proof.reasons import describe, refusal, unbatched
 from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, line_in, names_of, numbers_of
 from paceline.script.proof.side_effects import Place, is_in_module
@@ -80,7 +81,7 @@ class Proof:
     ) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch.
         `all_rows`: on a few rows the module did not compute what it computes on many. `compared`: real calls are
-        compared with the proof."""
+        compared with the proof, and read jointly."""
         plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
         ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
@@ -95,7 +96,8 @@ class Proof:
             ways.insert(0, self._ways[module])
         if (why_not := hooked(module)) is not None:
             return why_not
-        plan, why = self.first(plain, module, given, leaves, ways, all_rows=all_rows, compared=compared)
+        how = {"all_rows": all_rows, "compared": compared, "may_be_joint": compared}
+        plan, why = self.first(plain, module, given, leaves, ways, **how)
         if plan is not None and not isinstance(plan.cuts, GraphCuts):
             self._ways[module] = plan.batch_leaf, plan.cuts
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
@@ -114,10 +116,12 @@ class Proof:
         *,
         all_rows: bool = False,
         compared: bool = True,
+        may_be_joint: bool = False,
     ) -> tuple[SlicePlan | None, str]:
         """The plan for the first way of cutting the arguments that can be proven, or why the first one cannot. Every
-        worker calls it."""
-        plan, why = self._first(plain, module, given, leaves, ways, all_rows=all_rows, compared=compared)
+        worker calls it. `may_be_joint`: see `reads`."""
+        how = {"all_rows": all_rows, "compared": compared, "may_be_joint": may_be_joint}
+        plan, why = self._first(plain, module, given, leaves, ways, how)
         found = zlib.crc32(repr(plan or why).encode())
         if len(set(self.group.gather_objects(found, "the proof"))) > 1:
             return None, "the workers do not find the same when they try it out"
@@ -130,9 +134,7 @@ class Proof:
         given: Any,
         leaves: list[Any],
         ways: list[Way],
-        *,
-        all_rows: bool,
-        compared: bool,
+        how: dict[str, bool],
     ) -> tuple[SlicePlan | None, str]:
         mixes, raised, conflicts, tries = "", "", Conflicts(), 0
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
@@ -142,11 +144,11 @@ class Proof:
             tries += 1
             try:
                 try:
-                    plan = prove(way, all_rows=all_rows, compared=compared)
+                    plan = prove(way, **how)
                 except Exception:
                     if not _rows_in_attributes(module, batch_of(leaves, *way)):
                         raise
-                    plan = prove(way, all_rows=all_rows, compared=compared, lend=True)
+                    plan = prove(way, **how, lend=True)
                 # A module that mixes samples gives the same if only an argument that it ignores is cut: no proof.
                 if not (number and plan.is_idle):
                     plan.compiled = any(map(is_compiled, module.modules()))
@@ -157,7 +159,7 @@ class Proof:
                 raise
             except Exception as error:  # the module's own, on a part of the rows
                 raised = raised or _told_error(error)
-                if not (all_rows or isinstance(way[1], GraphCuts)) and number + 1 < len(ways):
+                if not (how["all_rows"] or isinstance(way[1], GraphCuts)) and number + 1 < len(ways):
                     some = _own(some_rows(given, leaves, way[1], FEW[0]))
                     conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
         # A way that raised is most often none that a person would think of.
@@ -173,6 +175,7 @@ class Proof:
         *,
         all_rows: bool,
         compared: bool,
+        may_be_joint: bool,
         lend: bool = False,
     ) -> SlicePlan:
         """`lend`: tensors in attributes that are as long as the batch are cut, too (a recurrent state)."""
@@ -187,21 +190,28 @@ class Proof:
             whole, first = batch, split.sizes[0]
         some = some_rows(given, leaves, cuts, whole)
         lent = _rows_in_attributes(module, batch) if lend else {}
-        pieces = _Pieces(plain, module, some, way, (whole, first, batch), self._draws, lent)
-        traces = [pieces.trace(part) for part in range(3)]
-        judge = _Judge(pieces, traces, cuts, module, own_draws=self._draws.own)
+        reads = Reads(may_be_joint=may_be_joint)
+        pieces = _Pieces(plain, module, some, way, (whole, first, batch), self._draws, lent, reads)
+        while True:
+            traces = [pieces.trace(part) for part in range(3)]
+            judge = _Judge(pieces, traces, cuts, module, own_draws=self._draws.own)
+            if not traces[0].ends_at_read:
+                break
+            reads.decide(judge.how_it_reads(), lambda: self._read_on_all_rows(plain, module, given))
         plan = judge.plan(batch_leaf)
         for place, dim in lent.items():
             if not any(place == p and role.kind == "rows" and role.dim == dim for p, role in plan.states):
                 raise CannotTry(f"{_told(place)} is as long as the batch, and not replaced by the call")
         plan.names, plan.single, plan.batches = names_of(traces[0].forward), single, {batch}
+        plan.packs = packed.MARK in plan.names
         plan.numbers, plan.told = numbers_of([traced.forward for traced in traces]), traces[0].told
         if single and not isinstance(cuts, GraphCuts):
-            judge.compare_single(trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3)))
+            one = trial.run(plain, module, pieces.given(3), self._draws, prepare=pieces.lend(3), reads=reads)
+            judge.compare_single(one)
         larger = self._larger(given, leaves, way, compared=compared or bool(lent))
         if larger and whole != batch:
             some = [(pieces.given(part), pieces.lend(part)) for part in (1, 0)]
-            if why := self._why_uneven(plain, module, some, (first, whole), larger, cuts):
+            if why := self._why_uneven(plain, module, some, (first, whole), larger, cuts, reads):
                 raise CannotTry(why)
         return plan
 
@@ -225,8 +235,12 @@ class Proof:
         found, way = True, (plan.batch_leaf, plan.cuts)
         if larger := self._larger(given, leaves, way, compared=compared or bool(plan.states)):
             try:
-                some = [(_own(some_rows(given, leaves, plan.cuts, rows)), _as_it_is) for rows in (few, many)]
-                found = not self._why_uneven(plain, uncompiled(module), some, (few, many), larger, plan.cuts)
+                subject = uncompiled(module)
+                reads = Reads()
+                if plan.reads is not None:
+                    reads = replace(plan.reads, answers=self._read_on_all_rows(plain, subject, given))
+                some = [(some_rows(given, leaves, plan.cuts, rows), _as_it_is) for rows in (few, many)]
+                found = not self._why_uneven(plain, subject, some, (few, many), larger, plan.cuts, reads)
             except PacelineError:
                 raise
             except Exception:  # the module's own: the call itself, or a proof, will tell
@@ -241,41 +255,60 @@ class Proof:
         rows: tuple[int, int],
         larger: Sequence[tuple[int, Any]],
         cuts: dict[int, int],
+        reads: Reads,
     ) -> str:
         """What the module does otherwise to many rows than to a few; empty if there is nothing. `some`: the arguments
         with few rows, and with more, of which `rows` are the numbers, and what prepares the copy for them. `larger`:
         numbers of rows, and the arguments."""
-        for saving in (_saves_nothing, nullcontext):
-            steps = functools.partial(self._steps, plain, module, saving)
-            try:
-                few, more = (steps(*one) for one in some)
-            except Exception:
-                if saving is nullcontext:
-                    raise
-                continue  # it needs what it saved: a gradient inside
-            for size, given in larger:
-                sizes = None if isinstance(cuts, GraphCuts) else (*rows, size)
-                if why := growth.why_uneven(few, more, steps(_own(given), _as_it_is), sizes):
-                    return why
-            break
+        steps = functools.partial(self._steps, plain, module)
+        few, more = (steps(*one, reads.again) for one in some)
+        for size, given in larger:
+            sizes = None if isinstance(cuts, GraphCuts) else (*rows, size)
+            if why := growth.why_uneven(few, more, steps(given, _as_it_is, reads.again), sizes):
+                return why
         return ""
 
-    @trial.in_own_context
+    def _read_on_all_rows(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> list[Any]:
+        """The numbers that Python reads in the call."""
+        found: list[Any] = []
+
+        def take() -> Take:
+            found.clear()
+            return lambda tensor: found.append(tensor.detach().item()) or NotImplemented  # type: ignore[func-returns-value]
+
+        self._steps(plain, module, given, _as_it_is, take)
+        return found
+
     def _steps(
         self,
         plain: Callable[..., Any],
         module: nn.Module,
-        saving: Callable[[], AbstractContextManager[Any]],
         given: Any,
         prepare: Callable[[nn.Module], None],
+        take: Callable[[], Take],
     ) -> Steps:
-        """What the module does with these arguments, which it may change."""
+        """What the module does with these arguments. `take`: makes what its reads get."""
+        try:
+            return self._steps_of(plain, module, _own(given), prepare, take(), _saves_nothing)
+        except Exception:  # it may need what it saved: a gradient inside
+            return self._steps_of(plain, module, _own(given), prepare, take(), nullcontext)
+
+    @trial.in_own_context
+    def _steps_of(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        prepare: Callable[[nn.Module], None],
+        take: Take,
+        saving: Callable[[], AbstractContextManager[Any]],
+    ) -> Steps:
         with trial.alone(module) as (copied, _, told, reach), self._draws.rehearsal():
             prepare(copied)
             before = surroundings.look(copied, reach)
             tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
             samples = [*tensors, *parameters_in(copied), *copied.buffers(), *before.tensors.values()]
-            with saving(), Steps(self._draws, samples) as steps:
+            with saving(), taken(take), packed.apart(tried=True), Steps(self._draws, samples) as steps:
                 output = plain(copied, *given[0], **given[1])
             now = surroundings.look(copied, reach)
             steps.end(output, surroundings.changes(before.values, now.values), told())
@@ -294,10 +327,11 @@ class _Pieces:
         rows: tuple[int, int, int],
         draws: Draws,
         lent: dict[Place, int],
+        reads: Reads,
     ) -> None:
         """`rows`: of A, of B and of the batch. `lent`: places in attributes, and the dimension that is cut."""
         self._plain, self._module, self._some, self._draws = plain, module, some, draws
-        self._cuts, self._lent, self._rows = way[1], lent, rows
+        self._cuts, self._lent, self._rows, self.reads = way[1], lent, rows, reads
         whole, first, _ = rows
         sizes = (first, whole - first)
         leaves = tree.leaves(some)
@@ -349,9 +383,10 @@ class _Pieces:
             self.given(part),
             self._draws,
             part=split,
-            expected=self._drawn,
+            expected=self._drawn if part else (),
             prepare=self.lend(part),
-            like=self._whole,
+            like=self._whole if part else None,
+            reads=self.reads,
         )
         if split is None:
             self._drawn, self._whole = made.drawn, made
@@ -369,7 +404,13 @@ class _Judge:
         self._found = Induction(pieces.parts, draws_in_numpy=in_numpy, own_draws=own_draws)
         self._pieces = pieces
 
-    def plan(self, batch_leaf: int) -> SlicePlan:
+    def how_it_reads(self) -> str:
+        """How the number is made that is read at the end of the traces, which were cut short there."""
+        self._begin()
+        self._found.follow([traced.forward for traced in self._traces])
+        return self._found.read
+
+    def _begin(self) -> None:
         a, found = self._traces[0], self._found
         found.kind.update(dict.fromkeys(a.weights, SAME))
         for columns in zip(*(traced.held for traced in self._traces), strict=True):
@@ -378,11 +419,17 @@ class _Judge:
         for i, number in enumerate(a.given):
             if number is not None:
                 found.kind[number] = self._kind_of_argument(i)
+
+    def plan(self, batch_leaf: int) -> SlicePlan:
+        a, found, reads = self._traces[0], self._found, self._pieces.reads
+        self._begin()
         self._compare_python()
         found.follow([traced.forward for traced in self._traces])
         for i, number in enumerate(a.given_after):
             if number is not None and found.kind.get(number, SAME) != self._kind_of_argument(i):
                 raise CannotTry(f"it changes an argument in place: {found.why(number) or 'not row by row'}")
+        if reads.are_joint and a.given_after != a.given:
+            raise CannotTry("it changes an argument in place, and its Python code reads a number of all samples")
         outputs = [self._role(leaf, i) for i, leaf in enumerate(tree.leaves(a.output))]
         states = [(place, self._role_of_state(place)) for place in sorted(a.states, key=repr)]
         buffers = list(self._buffers())
@@ -400,6 +447,7 @@ class _Judge:
             places=side_effects.places_of_tensors(a.states),
             draws=tuple(self._rules()),
             reads_state=found.reads_state,
+            reads=reads if reads.are_joint else None,
             averages=found.averages,
             all_count=found.adds_to_average,
         )
@@ -475,6 +523,8 @@ class _Judge:
 
     def _role_of(self, number: int, tensor: torch.Tensor, name: str) -> Role:
         kind = self._found.kind.get(number, SAME)
+        if kind.of >= len(self._parts.sizes) and kind.name in ("rows", "mean"):
+            raise CannotTry(f"{name} has the rows that the call has chosen of a graph's")
         if kind.is_rows:
             many = tensor.shape[kind.dim or 0] // self._parts.sizes[kind.of][0]
             if kind.outer not in (1, many):
@@ -482,9 +532,11 @@ class _Judge:
             return Role("rows", kind.dim or 0, kind.outer > 1, kind.of, memory_order(tensor))
         if kind.is_same:
             return Role("same")
-        if kind.name in ("sum", "mean", "average"):
+        if kind.name == "mean":
+            return Role("mean", uneven=kind.of)
+        if kind.name in ("sum", "average"):
             return Role(kind.name, average=kind.of)  # type: ignore[arg-type]
-        if kind == SHARE:
+        if kind.name == "share" and kind.dim is None:
             return Role("sum")
         if kind == MIXED:
             raise CannotTry(f"{name} depends on other samples, or on their number, by {self._found.why(number)}")
@@ -507,7 +559,7 @@ class _Judge:
             where = f"its buffer {f'{path}.{name}'.lstrip('.')}"
             if held is None:
                 raise CannotTry(f"it makes {where} in the call, of its rows")
-            if kind.name not in ("sum", "mean"):
+            if kind.name not in ("sum", "mean") or kind.of:
                 how = self._found.why(number)
                 raise CannotTry(
                     f"{where} depends on all samples in a way that slices do not give{how and f', by {how}'}"
@@ -520,7 +572,8 @@ class _Judge:
             source = a.outputs[what] if isinstance(what, int) else a.state_numbers[what]
             kind = found.kind.get(source, SAME) if source is not None else SAME
             # As in a real call: of a mean each worker gets its share, and so it counts of what is the same everywhere.
-            found.kind[number] = kind if kind.is_rows else SAME if kind.name == "sum" else SHARE
+            of = kind.of if kind.name == "mean" else 0
+            found.kind[number] = kind if kind.is_rows else SAME if kind.name == "sum" else SHARE._replace(of=of)
         if len({tuple(traced.grads) for traced in self._traces}) > 1:
             raise CannotTry("other parameters get gradients on other numbers of rows")
         found.follow([traced.backward for traced in self._traces])

@@ -172,6 +172,19 @@ class Recorder(DispatchMode):
         line = self._line_of_node[graph_nodes_made() - 1] = script_line()
         return line
 
+    def known(self, tensor: torch.Tensor) -> int | None:
+        """The tensor's number; None if nothing was computed with it yet."""
+        return self._numbers.get(_key(tensor))
+
+    def all_numbers(self) -> set[int]:
+        """Of the tensors met so far."""
+        return set(self._numbers.values())
+
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Whether its values depend on no sample, and on nothing that the module holds."""
+        number = self.known(tensor)
+        return number is None or number in self._known
+
     def mark(self, name: str) -> None:
         self.ops.append(Op(None, name, [], {}))
 

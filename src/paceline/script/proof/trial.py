@@ -27,10 +27,11 @@ from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
 from paceline.script.draws.rows import Drawn, Draws
-from paceline.script.proof import bounds, side_effects, surroundings
+from paceline.script.proof import bounds, packed, side_effects, surroundings
 from paceline.script.proof.mutations import Containers
 from paceline.script.proof.prints import logged
 from paceline.script.proof.reach import Reach
+from paceline.script.proof.reads import Reads, Undecided, taken
 from paceline.script.proof.recorder import CannotTry, Op, Recorder, reads_noted, require_same, storages_of
 from paceline.script.proof.side_effects import Place
 from paceline.script.rows.crossings import Split
@@ -77,6 +78,7 @@ class Traced:
     told: str = ""  # what the call printed or wrote
     drawn: tuple[Drawn, ...] = ()
     draws_in_numpy: bool = False
+    ends_at_read: bool = False  # of which it is not known how its number is made
 
 
 def in_own_context(trial: Callable[P, T]) -> Callable[P, T]:
@@ -100,10 +102,12 @@ def run(
     expected: tuple[Drawn, ...] = (),
     prepare: Callable[[nn.Module], None] = lambda copied: None,
     like: Traced | None = None,
+    reads: Reads | None = None,
 ) -> Traced:
     """A trial call with these arguments, which it may change. `part`: which rows they are, and `expected` the draws for
     all rows. `prepare` may change the copy first. `like`: a trial whose
-    operations it must make. CannotTry if it is impossible; the module's own exceptions as they are."""
+    operations it must make. `reads`: what is known of them; the trial ends at the first other one. CannotTry if it is
+    impossible; the module's own exceptions as they are."""
     traced = Traced()
     with alone(module) as (copied, guarded, told, reach):
         prepare(copied)
@@ -119,8 +123,29 @@ def run(
         containers = Containers(given)
         held = {where: recorder.number(tensor) for where, tensor in seen.tensors.items()}
         traced.held = [(held[where], tuple(tensor.shape)) for where, tensor in seen.tensors.items()]
-        with draws.rehearsal(part, expected) as at, reads_noted(recorder), recorder:
-            output = containers.told(plain(copied, *given[0], **given[1]))
+        starts = recorder.all_numbers()
+
+        def is_untouched() -> bool:
+            """Whether the call has changed nothing yet but torch's, numpy's and Python's streams."""
+            now = surroundings.look(copied, reach)
+            tensors = [*copied.buffers(), *leaves, *now.tensors.values()]
+            same = all(recorder.known(t) in starts for t in tensors if isinstance(t, torch.Tensor) and not is_lazy(t))
+            same = same and now.digest() == before[0] and not surroundings.changes(seen.values, now.values)
+            return same and not side_effects.changed(copied, attributes) and not told()
+
+        take = (reads or Reads()).noted(recorder, set(traced.weights), is_untouched)
+        try:
+            with (
+                draws.rehearsal(part, expected) as at,
+                reads_noted(recorder),
+                taken(take),
+                packed.apart(tried=True),
+                recorder,
+            ):
+                output = containers.told(plain(copied, *given[0], **given[1]))
+        except Undecided:
+            traced.forward, traced.ends_at_read = recorder.ops, True
+            return traced
         if [name for name, _ in copied.named_parameters(remove_duplicate=False)] != list(named):
             raise CannotTry("it makes parameters")
         drew = (seen.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws

@@ -13,6 +13,7 @@ on_save                                   patch of torch.save
 (batch norm in a sliced call)             patch of F.batch_norm: see `batch_norm`
 (sequences in a sliced call)              patch of what pad_packed_sequence calls: see `packed_sequences`
 (checks of values in a trial)             patch of F.one_hot: see `proof.value_checks`
+(packed sequences in a trial)              patches of what makes and takes them: see `proof.packed`
 (random numbers in a sliced call)         patches of torch's random functions: see `draws.table`
 (gradients seen inside a sliced call)     patches of hooks, retain_grad and Function.apply: see `gradient_rescaling`
 """
@@ -35,7 +36,7 @@ from paceline.comm.call_site import script_line
 from paceline.errors import ScriptError
 from paceline.script.draws import table
 from paceline.script.patches import all_of, patch
-from paceline.script.proof import value_checks
+from paceline.script.proof import packed, value_checks
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams import batch_norm, direct_forward, gradient_rescaling, loading, packed_sequences
 from paceline.script.seams.recomputing import checkpoints
@@ -81,6 +82,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         batch_norm.find(stage),
         packed_sequences.find(stage),
         value_checks.find(),
+        packed.find(),
         table.find(stage.views.draws),
         gradient_rescaling.find(stage),
         direct_forward.find(stage, partial(_is_seam, stage)),

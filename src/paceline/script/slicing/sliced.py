@@ -19,10 +19,10 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
-from paceline.script import memory, tree
+from paceline.script import memory, rng, tree
 from paceline.script.draws import compiled
 from paceline.script.draws.rows import AstrayError, Draws
-from paceline.script.proof import side_effects
+from paceline.script.proof import packed, side_effects
 from paceline.script.proof.arguments import (
     brought_split,
     cut_leaves,
@@ -36,6 +36,7 @@ from paceline.script.proof.mutations import Containers, Told
 from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
 from paceline.script.proof.prints import Prints
 from paceline.script.proof.proof import Proof
+from paceline.script.proof.reads import JointReads, OtherBranch, taken
 from paceline.script.proof.reasons import cause_of, line_of_script, name_of
 from paceline.script.proof.recorder import Names
 from paceline.script.proof.side_effects import Place
@@ -47,6 +48,7 @@ from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
+from paceline.script.slicing import packed_arguments
 from paceline.script.slicing.functions import Functions
 from paceline.script.slicing.lazy_parameters import has_lazy
 from paceline.script.slicing.loss_denominators import Averages
@@ -86,6 +88,8 @@ class _Begun:
     has_new_sizes: bool = False  # other than in the calls before
     split: Split | None = None
     unfinished: Unfinished | None = None
+    streams: tuple[Any, ...] | None = None  # before the call, if it reads jointly, and reads first
+    reads: JointReads | None = None
 
     def forget(self) -> None:
         """The proof met the exception that the call then raised, and proved nothing: the next call must make it."""
@@ -125,6 +129,10 @@ class SlicedCalls:
         self._prove, self._inside = prove, inside
         self.guards = Guards()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
+        # Those of a kind of call that reads numbers of all rows: one for each branch.
+        self._branches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[SlicePlan]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._failures: dict[Hashable, int] = {}  # of proofs that did not hold
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
@@ -138,16 +146,21 @@ class SlicedCalls:
     ) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers. `own`: the module's
         own call, which `plain` makes inside mods and strategies."""
+        if plain is own and (sequence := packed_arguments.packed_in((args, kwargs))) is not None:
+            call, (args, kwargs) = packed_arguments.inside(plain, sequence), packed_arguments.padded((args, kwargs))
+            return packed_arguments.packed_as(self.call(call, call, module, args, kwargs), sequence)
 
         def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
             again = None if put_back is None else functools.partial(self._forget_call, put_back)
-            try:
-                work = (self._call, plain, own, module, args, kwargs)
-                return self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
-            except (NotAsProven, AstrayError) as error:
-                return self._unproven(plain, str(error))
-            finally:
-                self._begun = None
+            while True:
+                try:
+                    work = (self._call, plain, own, module, args, kwargs)
+                    return self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
+                except (OtherBranch, NotAsProven, AstrayError) as error:
+                    if not self._takes_other_branch():
+                        return self._unproven(plain, str(error))
+                finally:
+                    self._begun = None
 
         made = compute(module, args, kwargs) if self.redo is None else self.redo.call(compute, module, args, kwargs)
         return made.make(args, kwargs) if isinstance(made, Unmade) else made
@@ -181,6 +194,7 @@ class SlicedCalls:
         if kind not in plans or (before is not None and not self._holds(before, own, module, given, leaves, compared)):
             if len(plans) >= MOST:
                 plans.clear()
+                self._branches.pop(module, None)
             with self._checking(module, "can be computed in slices"):
                 whole = unsharded(given)
                 known = plans[kind] = self._prove(
@@ -192,6 +206,8 @@ class SlicedCalls:
                     compared=compared,
                 )
                 memory.return_freed()
+            if isinstance(known, SlicePlan) and known.reads is not None:
+                self._branches.setdefault(module, {}).setdefault(kind, []).append(known)
         if not isinstance(known, SlicePlan):
             return self._unsliced(plain, begun)
         plan, due = known, _is_due(known.calls + 1)
@@ -223,10 +239,14 @@ class SlicedCalls:
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
                 places = side_effects.look(subject)
-        elif plan.all_count or (
-            plan.compiled and (plan.draws or plan.averages) and is_due
-        ):  # a target may be ignored in any call
+        elif (
+            plan.all_count  # a target may be ignored in any call
+            or (plan.compiled and (plan.draws or plan.averages) and is_due)
+            or (plan.reads is not None and not plan.reads.come_first)
+        ):
             begun.put_back = _state(subject, local, versions)
+        if plan.reads is not None:
+            begun.streams, begun.reads = rng.snapshot(), JointReads(plan.reads, split)
         made, prints = graph_nodes_made(), Prints(hold=begun.put_back is not None)
         try:
             with (
@@ -234,10 +254,12 @@ class SlicedCalls:
                 sharing(module, plan.states, self.group),
                 names or nullcontext(),
                 nullcontext() if plan.compiled else prints.watched(),
+                nullcontext() if begun.reads is None else taken(begun.reads.take),
+                packed.apart(tried=False) if plan.packs else nullcontext(),
             ):
                 output = containers.told(plain(module, *cut_args, **cut_kwargs))
                 is_complete, is_own = self._draws.is_complete or plain is not own, not self._draws.on
-        except AstrayError:
+        except (AstrayError, OtherBranch):
             raise
         except Exception as error:
             prints.release()
@@ -253,7 +275,8 @@ class SlicedCalls:
                 if plan.is_doubtful:
                     self._tell_doubt(module)
                 raise NotAsProven(_other_operation(plan.names, names.found))
-            if plan.calls == 1 and not _are_numbers(plan.numbers, names.numbers):  # nothing has changed since
+            joint = plan.reads is not None
+            if plan.calls == 1 and not _are_numbers(plan.numbers, names.numbers, joint):  # nothing has changed since
                 raise NotAsProven("it computes with a number that depends on the number of rows")
         if names is not None and side_effects.places_of_tensors(side_effects.changed(subject, places)) != plan.places:
             raise NotAsProven("it leaves tensors in other attributes than when it was tried out")
@@ -360,6 +383,7 @@ class SlicedCalls:
         if _parts(module) == had:
             return False
         self._plans.pop(module, None)
+        self._branches.pop(module, None)
         self.guards.forget(module)
         return True
 
@@ -480,6 +504,31 @@ class SlicedCalls:
                     return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
         return True
 
+    def _takes_other_branch(self) -> bool:
+        """Whether the call has read other numbers, of the whole batch, than when it was tried out. Then it is undone,
+        to be made with the plan for these numbers, or to be proven anew."""
+        begun = self._begun
+        assert begun is not None
+        plan, reads = begun.plan, begun.reads
+        if plan is None or reads is None or plan is not begun.before or reads.are_proven:
+            return False
+        if begun.put_back is not None:
+            begun.put_back()
+        elif begun.streams is not None:
+            rng.restore(begun.streams)
+        branches = self._branches.setdefault(begun.module, {}).setdefault(begun.kind, [])
+        found = next((p for p in branches if p.reads is not None and p.reads.begin_with(reads.values)), None)
+        if found is not None:
+            begun.plans[begun.kind] = found
+        elif len(branches) < MANY:
+            del begun.plans[begun.kind]
+        else:
+            begun.plans[begun.kind] = NotSplitError(
+                f"The module {name_of(begun.module)} is not computed in slices: its Python code reads a value that "
+                f"depends on samples, and computes otherwise for each of {MANY} values."
+            )
+        return True
+
     def _unproven(self, plain: Callable[..., Any], why: str) -> Unmade:
         """A call did not go as proven: what it did is undone, and it is made anew, not in slices. The next call of its
         kind is proven anew, on all rows."""
@@ -497,6 +546,7 @@ class SlicedCalls:
             self.guards.by_sizes.add(begun.module)
         else:
             self._failures[at] = self._failures.get(at, 0) + 1
+        self._branches.get(begun.module, {}).pop(begun.kind, None)
         refused = NotSplitError(f"The module {name} is not computed in slices: {why}.")
         begun.plans[begun.kind] = refused
         begun.again = self._failures.get(at, 0) < FAILURES
@@ -574,7 +624,7 @@ class SlicedCalls:
                 divisor = self.averages.traced_divisor(piece, role.average)
         if divisor is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
-        weight = float(split.mine > 0) if role.kind == "sum" else split.share
+        weight = float(split.mine > 0) if role.kind == "sum" else split.rows_of(role.uneven).share
         if isinstance(piece, torch.Tensor):
             return crossings.blend(piece, weight, self.group)
         value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
@@ -592,10 +642,12 @@ def _other_operation(proven: list[str], found: list[str]) -> str:
     return f"it computes {other} where it computed {expected} when it was tried out"
 
 
-def _are_numbers(proven: list[Any], found: list[Any]) -> bool:
-    """Whether these are the proven ones, where those are the same on any number of rows."""
+def _are_numbers(proven: list[Any], found: list[Any], joint: bool) -> bool:
+    """Whether these are the proven ones, where those are the same on any number of rows. `joint`: a float may be a sum
+    over workers, whose last digits differ."""
     pairs = zip(proven, found, strict=False)
-    return len(proven) == len(found) and all(a is NotImplemented or a == b or a != a for a, b in pairs)
+    fine = (a is NotImplemented or a == b or a != a or (joint and type(a) is type(b) is float) for a, b in pairs)
+    return len(proven) == len(found) and all(fine)
 
 
 def _rows(leaves: list[Any], batch_dim: int) -> int:

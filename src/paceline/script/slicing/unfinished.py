@@ -149,5 +149,7 @@ def follow(buffers: list[torch.Tensor], first: int, sizes: list[int], group: Gro
     counts = [sum(sizes) if rank == first else 0 for rank in range(group.world)]
     whole = group.gather_rows(mine, 0, counts, "the buffers of an unfinished call")
     for buffer, raw in zip(buffers, whole.split(sizes), strict=False):
-        if group.rank != first and raw.numel() == buffer.numel() * buffer.element_size():
+        if group.rank == first or raw.numel() != buffer.numel() * buffer.element_size():
+            continue
+        if not torch.equal(as_bytes(buffer).cpu(), raw.cpu()):  # … else changed on this worker only
             buffer.copy_(raw.clone().view(buffer.dtype).view(buffer.shape))
