@@ -149,6 +149,11 @@ def is_checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
+def unseen_by_modes() -> Any:
+    """Inside it no dispatch mode is told what is computed; costs nothing where there is none."""
+    return no_dispatch_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+
+
 def saved_tensor_hooks() -> Any:
     """The hooks that are set on tensors saved for backward; None if there are none."""
     asked = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None)

@@ -326,6 +326,30 @@ def test_also_over_a_network_whose_collectives_carry_nothing(pool: Any, name: st
         _compare(found, expected)
 
 
+class Hooked(nn.Module):
+    """Sets a hook on a tensor in its forward, for which workers ask each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).tanh()
+        y.register_hook(lambda grad: grad.clamp(-1, 1))
+        return self.last(y)
+
+
+def hooked_over_gloo(group: Group) -> str:
+    with _over_gloo(group, "hooked"), staged(group) as stage:
+        torch.manual_seed(0)
+        Hooked()(torch.randn(8, 3)).sum().backward()
+        return str(stage.views.refusal)
+
+
+def test_what_workers_ask_each_other_is_no_operation_of_the_model(pool: Any) -> None:
+    assert pool(2, "gloo").run(hooked_over_gloo) == ["None"] * 2
+
+
 def _compare(found: Any, expected: Any) -> None:
     if isinstance(expected, (list, tuple)):
         assert len(found) == len(expected), (found, expected)

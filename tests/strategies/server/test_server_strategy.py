@@ -89,7 +89,7 @@ def test_an_asynchronous_run_says_so_first_and_records_the_staleness_of_its_upda
 
 def test_fast_workers_take_more_batches_where_batches_are_free(zygote: Zygote, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    slow = f"{ON_RANK_1}:\n    import time\n    optimizer.register_step_pre_hook(lambda *a: time.sleep(0.1))\n"
+    slow = f"{ON_RANK_1}:\n    import time\n    optimizer.register_step_pre_hook(lambda *a: time.sleep(0.5))\n"
     script.write_text(SCRIPT.read_text().replace("epochs, accumulate =", slow + "epochs, accumulate ="))
     ran = Ran(zygote, tmp_path / "r", script, 1, 1, workers=2, strategy="server(staleness=2,deal=free)")
     assert ran.outcome.exit_code == 0, ran.outcome.message
