@@ -594,7 +594,13 @@ def mixing(m: Making) -> Step:
     m.words.append(f"MIXES {kind} × {strength:.0e}, hidden: {hidden}")
     mix: Mixing = lambda x: kinds[kind](x, batch, strength)  # noqa: E731
     m.least = LEAST.get(kind, 0)
-    m.must_refuse = not by_rows and (not m.bf16 or strength > 1e-2) and (hidden != "evaluation" or m.evaluations > 0)
+    is_joint = kind == "item"  # a number that all workers read alike
+    m.must_refuse = (
+        not by_rows
+        and not is_joint
+        and (not m.bf16 or strength > 1e-2)
+        and (hidden != "evaluation" or m.evaluations > 0)
+    )
     match hidden:
         case "masked":
             m.is_masked = True
