@@ -10,9 +10,7 @@ the run ended with a ScriptError; and a module that mixes samples was not split 
 from __future__ import annotations
 
 import argparse
-import pickle
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,8 +31,7 @@ from staged import staged
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, ScriptError
 
-AT_ONCE = 50  # programs in one task of the pool
-TIME_OUT = 300.0  # seconds, of many programs on a busy machine
+TIME_OUT = 300.0  # seconds, of one program on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,50 +63,17 @@ def play_staged(group: Group, seed: int) -> Seen:
         return Seen(numbers, "" if stage.views.refusal is None else str(stage.views.refusal))
 
 
-def play_all(group: Group, seeds: list[int], folder: str) -> None:
-    """Each program's result goes to a file at once, so that a program that hangs costs no other's result."""
-    with (Path(folder) / f"{group.rank}.pkl").open("ab") as file:
-        for seed in seeds:
-            pickle.dump((seed, play_staged(group, seed)), file)
-            file.flush()
-
-
-def results(folder: str, world: int) -> dict[int, list[Seen]]:
-    """Seeds that every worker has finished."""
-    each: list[dict[int, Seen]] = []
-    for rank in range(world):
-        each.append({})
-        path = Path(folder) / f"{rank}.pkl"
-        with path.open("rb") if path.exists() else open("/dev/null", "rb") as file:
-            while True:
-                try:
-                    seed, seen = pickle.load(file)
-                except (EOFError, pickle.UnpicklingError):
-                    break
-                each[-1][seed] = seen
-    return {seed: [seen[seed] for seen in each] for seed in each[0] if all(seed in seen for seen in each)}
-
-
 def judge(pools: Pools, seeds: list[int], world: int) -> Iterator[Verdict]:
     """A verdict for each seed, in order. After a program that failed, the others run on new workers."""
-    left = list(seeds)
-    while left:
-        task, error = left[:AT_ONCE], None
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                pools(world).run(play_all, task, folder, time_out=TIME_OUT)
-            except Exception as raised:
-                error = raised
-            found = results(folder, world)
-        done = [seed for seed in task if seed in found]
-        for seed in done:
-            yield verdict(seed, found[seed])
-        left = left[len(done) :]
-        if error is not None:
-            failed, left = make(left[0]), left[1:]
+    for seed in seeds:
+        try:
+            found = pools(world).run(play_staged, seed, time_out=TIME_OUT)
+        except Exception as error:
             text = "".join(getattr(error, "__notes__", [])) or f"{type(error).__name__}: {error}"
             refused = isinstance(error, ScriptError)  # a lost peer, or a peer that raised, is no refusal
-            yield Verdict(failed, "refused" if refused else "wrong", f"raised {text.strip()[-1500:]}")
+            yield Verdict(make(seed), "refused" if refused else "wrong", f"raised {text.strip()[-1500:]}")
+        else:
+            yield verdict(seed, found)
 
 
 def verdict(seed: int, found: list[Seen]) -> Verdict:
