@@ -493,3 +493,16 @@ def parameters_in(module: nn.Module, *, recurse: bool = True) -> Iterator[nn.Par
             if parameter is not None and parameter not in seen:
                 seen.add(parameter)
                 yield parameter
+
+
+# Likewise, by name.
+named_parameters_in = nn.Module.named_parameters
+
+
+class OwnTensor(torch.Tensor):
+    """A class of tensors that scripts hold in place of torch's own. Libraries such as opt_einsum and autoray find an
+    array's library by the module of its class."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__module__ = "torch"

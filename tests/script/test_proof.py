@@ -374,8 +374,23 @@ class Cosine(nn.Module):
         return F.linear(F.normalize(x), F.normalize(self.weight))
 
 
+class InParts(nn.Module):
+    """Writes its output part by part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(rows(3, 5, seed=3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros(len(x), 5, 2)
+        y[:, :3, 0] = x * self.weight[:, 0]
+        y[:, 1::2, 1] = (x @ self.weight)[:, 2:4]
+        return y
+
+
 # Outputs are rows; whether gradients on slices add up.
 GRADIENTS = {
+    "of parts of an output": (Case(InParts, lambda: (rows(7, 3),)), True),
     "of a normalised weight": (Case(Cosine, lambda: (rows(7, 3),)), True),
     **{
         f"of bags, {mode}": (
@@ -766,6 +781,93 @@ def test_it_is_made_once_for_each_kind_of_call(pool: Any) -> None:
         assert third - second == 4, "on a new number of rows, the operations on all rows are compared"
         assert fourth - third > 1, "slices of one row"
         assert evaluated - fourth > 1, "evaluation is another kind of call"
+
+
+class Apart(nn.Module):
+    """Mixes samples, or not, by what the module holds."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.layer, self.what = nn.Linear(3, 3), what
+        with torch.no_grad():
+            self.layer.bias[0] = what if isinstance(what, float) else 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spied(x)
+        y = self.layer(x)
+        mixes = self.what() if callable(self.what) else bool(self.layer.bias[0] > 0)
+        return y - y.mean(0) if mixes else y
+
+
+def closing_over(answer: bool) -> Callable[[], bool]:
+    return lambda: answer
+
+
+def times_called_alike(group: Group | None) -> tuple[list[int], list[torch.Tensor]]:
+    """Of modules that look the same: how often each is called, and what they give."""
+    with nullcontext() if group is None else staged(group):
+        torch.manual_seed(0)
+        pairs = [Counting(), Counting(), Apart(closing_over(False)), Apart(closing_over(True)), Apart(-1.0), Apart(1.0)]
+        times, outputs = [], []
+        for module in pairs:
+            begun = len(spied(rows(1, 3)))
+            outputs.append(module(rows(6, 3).float()).detach().clone())
+            times.append(len(spied(rows(1, 3))) - begun - 1)
+        return times, outputs
+
+
+def test_modules_that_are_alike_are_proven_once(pool: Any) -> None:
+    _, expected = times_called_alike(None)
+    for times, outputs in pool(2).run(times_called_alike):
+        assert times[0] > 1
+        assert times[1] == 1
+        assert min(times[2:]) > 1, "a function that closes over variables, and weights that are read, may differ"
+        same(dict(enumerate(outputs)), dict(enumerate(expected)))
+
+
+class Mixing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad - grad.mean(0)
+
+
+class MixesInBackward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(Mixing.apply(x))
+
+
+def with_and_without_gradient(group: Group | None) -> dict[str, Any]:
+    with nullcontext() if group is None else staged(group):
+        torch.manual_seed(0)
+        encoder, head = nn.Linear(3, 3).double(), MixesInBackward().double()
+        optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
+        head(rows(7, 3)).square().sum().backward()  # the Function is not walked back
+        head(encoder(rows(7, 3, seed=1))).square().sum().backward()
+        optimizer.step()
+        return {name: p.detach().clone() for name, p in encoder.named_parameters()}
+
+
+def test_a_call_whose_input_needs_a_gradient_is_another_kind_of_call(pool: Any) -> None:
+    expected = with_and_without_gradient(None)
+    for found in pool(2).run(with_and_without_gradient):
+        same(found, expected)
+
+
+def library_of(group: Group) -> str:
+    with staged(group, gather_below=0):
+        return type(nn.Linear(3, 3)(rows(7, 3).float())).__module__
+
+
+def test_libraries_take_sharded_outputs_for_tensors_of_torch(pool: Any) -> None:
+    assert pool(2).run(library_of) == ["torch", "torch"]
 
 
 # -- lengths that change -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 
 from paceline.comm.group import Group
 from paceline.comm.network.post import Post
-from paceline.torch_private import disabled_torch_function, make_wrapper_subclass, writes_to
+from paceline.torch_private import OwnTensor, disabled_torch_function, make_wrapper_subclass, writes_to
 
 META = torch.device("meta")
 WHAT = "numbers that a stage has computed"
@@ -29,7 +29,7 @@ FACTORIES = ("ones_like", "zeros_like", "empty_like", "full_like", "new_")  # th
 Formula = tuple["Number", Callable[..., Any], Any, Any]
 
 
-class Number(torch.Tensor):
+class Number(OwnTensor):
     """A tensor without dimensions. `value` is known after `settle`."""
 
     value: torch.Tensor | None

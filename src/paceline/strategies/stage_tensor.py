@@ -26,6 +26,7 @@ from paceline.script.patches import patch
 from paceline.strategies.lent_copies import LentCopies, state_of_part
 from paceline.strategies.stage_numbers import Numbers, leaves, replaced, settled
 from paceline.torch_private import (
+    OwnTensor,
     disabled_torch_function,
     is_view,
     make_wrapper_subclass,
@@ -41,7 +42,7 @@ LISTS = ("_foreach_", "_fused_")  # functions of lists of tensors
 SAME = ("detach", "alias")
 
 
-class StageTensor(torch.Tensor):
+class StageTensor(OwnTensor):
     """`value`: the numbers, on the workers of the stage. `leaf`: what the stage computes with, of a parameter."""
 
     value: torch.Tensor | None

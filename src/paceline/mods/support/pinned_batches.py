@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from paceline.torch_private import disabled_torch_function
+from paceline.torch_private import OwnTensor, disabled_torch_function
 
 
-class PinnedTensor(torch.Tensor):
+class PinnedTensor(OwnTensor):
     """A tensor whose `to` and `cuda` are non-blocking by default. All results are plain tensors."""
 
     __torch_function__ = disabled_torch_function  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from torch.autograd.function import Function
 from paceline.errors import ScriptError
 from paceline.mods.support.kept_gradients import WITHOUT
 from paceline.mods.support.tape import mapped
-from paceline.torch_private import make_wrapper_subclass, no_torch_function
+from paceline.torch_private import OwnTensor, make_wrapper_subclass, no_torch_function
 
 _ATTRIBUTES = ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_sparse", "is_meta")
 _METHODS = (
@@ -78,7 +78,7 @@ class Holder(Protocol):
         """A plain backward from this promise. Returns whether it is done; otherwise autograd must do it."""
 
 
-class Promise(torch.Tensor):
+class Promise(OwnTensor):
     """One result of a step. `memory`: its numbers, once they lie outside the memory of a graph; `own`: these with a
     gradient function."""
 

@@ -110,16 +110,17 @@ def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group
 
 
 def kinds_of_arguments(leaves: list[Any], *, values: bool, sizes: bool) -> Iterator[Any]:
-    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
-    the size of the first tensor's first or second dimension; with `sizes`, the shape. For other arguments (a task's
-    name, a flag, the number of a head): the type, and the value as long as there are few plans. A factor (a float)
-    counts only if it is 0 or 1, with which an operation may do nothing."""
+    """The properties by which calls share a plan. For tensors: the data type, whether it needs a gradient, and which
+    dimensions have one entry, or the size of the first tensor's first or second dimension; with `sizes`, the shape. For
+    other arguments (a task's name, a flag, the number of a head): the type, and the value as long as there are few
+    plans. A factor (a float) counts only if it is 0 or 1, with which an operation may do nothing."""
     shape = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
-    first, second = shape[:1], shape[1:2]
+    first, second, graphs = shape[:1], shape[1:2], torch.is_grad_enabled()
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             pattern = tuple((size == 1, size in first, size in second) for size in leaf.shape)
-            yield leaf.dtype, tuple(leaf.shape) if sizes else pattern
+            needs_grad = graphs and leaf.requires_grad
+            yield leaf.dtype, needs_grad, tuple(leaf.shape) if sizes else pattern
         else:
             known = (values and isinstance(leaf, VALUES)) or (isinstance(leaf, (int, float)) and leaf in (0, 1))
             yield (type(leaf), leaf) if known else type(leaf)

@@ -337,12 +337,10 @@ def _differing(ops: Sequence[Op]) -> bool:
 
 
 def _digest(value: torch.Tensor) -> Any:
-    flat = value.reshape(-1)
-    return (
-        (tuple(flat[:16].tolist()), float(flat.double().sum()), float(flat.double().square().sum()))
-        if flat.numel()
-        else ()
-    )
+    flat = (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).reshape(-1)
+    if not flat.numel():
+        return ()
+    return tuple(flat[:16].tolist()), float(flat.double().sum()), float(flat.double().square().sum())
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

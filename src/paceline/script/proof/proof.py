@@ -13,7 +13,7 @@ import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,8 +160,9 @@ class Proof:
             except Exception as error:  # the module's own, on a part of the rows
                 raised = raised or _told_error(error)
                 if not (how["all_rows"] or isinstance(way[1], GraphCuts)) and number + 1 < len(ways):
-                    some = _own(some_rows(given, leaves, way[1], FEW[0]))
-                    conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
+                    with suppress(Exception):  # a TensorDict of which one item is cut cannot be made
+                        some = _own(some_rows(given, leaves, way[1], FEW[0]))
+                        conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
         # A way that raised is most often none that a person would think of.
         return None, mixes or raised or "no argument that it uses can be cut"
 

@@ -133,6 +133,11 @@ class Recorder(DispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "profiler":
             return func(*args, **kwargs)
+        if (slices := _slices_of(func, args, kwargs)) is not None:
+            made = args[0]
+            for one, *numbers in slices:
+                made = self.__torch_dispatch__(one, types, (made, *numbers))
+            return made
         changed = [t for t in writes_to(func, args, kwargs) if t is not None] if changes_arguments(func) else []
         for tensor in changed:
             if (name := self._guarded.get(_storage(tensor))) is not None:
@@ -392,6 +397,34 @@ def _is_only_a_view(func: Any, args: Any, kwargs: Any) -> bool:
     is_here = not offset or offset[0] in (None, tensor.storage_offset())
     dense = torch.empty(sizes, device="meta").stride()
     return is_here and tensor.is_contiguous() and tuple(strides) == dense and math.prod(sizes) == tensor.numel()
+
+
+def _slices_of(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
+    """The slices that make the same view as `as_strided`, which tells nothing of rows. By it autograd walks back
+    through an assignment to a part of a tensor (`spectrum[:, :, :8] = …`)."""
+    if func is not torch.ops.aten.as_strided.default or kwargs or not args[0].is_contiguous() or not args[0].numel():
+        return None
+    tensor, sizes, strides, *offset = args
+    at = tensor.storage_offset() if not offset or offset[0] is None else offset[0]
+    found: list[tuple[Any, ...]] = []
+    left, made, dim = at - tensor.storage_offset(), tensor.detach(), 0
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        start, left = divmod(left, stride)
+        many, step = (sizes[dim], strides[dim] // stride) if dim < len(sizes) and strides[dim] % stride == 0 else (0, 0)
+        if not 0 <= start < size:
+            return None
+        if many < 1 or step < 1 or start + (many - 1) * step >= size:
+            found.append((torch.ops.aten.select.int, dim, start))
+        else:
+            if (start, many) != (0, size):
+                found.append((torch.ops.aten.slice.Tensor, dim, start, start + (many - 1) * step + 1, step))
+            dim += 1
+    for one, *numbers in found:
+        made = one(made, *numbers)
+    if not found or (*made.shape, made.storage_offset()) != (*sizes, at):
+        return None
+    moves = zip(sizes, strides, made.stride(), strict=True)
+    return found if all(size == 1 or one == other for size, one, other in moves) else None
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import pickle
 import random
 import weakref
@@ -35,7 +36,7 @@ ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])),
 GENERATORS: tuple[type, ...] = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LOOKED_AT: tuple[type, ...] = (*PLAIN, *ITERATORS, *GENERATORS, list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
 NUMBERS = frozenset(PLAIN)
-CLOSED: tuple[type, ...] = (*PLAIN, torch.Tensor, *GENERATORS)
+CLOSED: tuple[type, ...] = (*PLAIN, torch.Tensor, logging.Logger, *GENERATORS)  # all loggers hold each other
 NOT_STATE = ("_parameters", "_buffers", "_modules")
 
 

@@ -40,6 +40,7 @@ from paceline.torch_private import (
     is_dtensor,
     is_fsdps_attribute,
     is_fsdps_hook,
+    named_parameters_in,
     own_saved_tensors,
     parameters_in,
     plain_class,
@@ -112,7 +113,7 @@ def run(
     with alone(module) as (copied, guarded, told, reach):
         prepare(copied)
         recorder = Recorder(draws, guarded, lines=part is None or part.group.rank == 0)
-        named = dict(copied.named_parameters(remove_duplicate=False))
+        named = dict(named_parameters_in(copied, remove_duplicate=False))
         traced.weights = [recorder.number(t) for t in (*parameters_in(copied), *copied.buffers()) if not is_lazy(t)]
         leaves = tree.leaves(given)
         traced.given = [recorder.number(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
@@ -146,7 +147,7 @@ def run(
         except Undecided:
             traced.forward, traced.ends_at_read = recorder.ops, True
             return traced
-        if [name for name, _ in copied.named_parameters(remove_duplicate=False)] != list(named):
+        if [name for name, _ in named_parameters_in(copied, remove_duplicate=False)] != list(named):
             raise CannotTry("it makes parameters")
         drew = (seen.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
         if not draws.own and (drew or rng.python_digest() != python):
@@ -171,7 +172,7 @@ def run(
             for name, buffer in m._buffers.items()
             if buffer is not None and not is_lazy(buffer)
         }
-        for name, parameter in copied.named_parameters():
+        for name, parameter in named_parameters_in(copied):
             if not is_lazy(parameter) and weights.get(name) != recorder.number(parameter):
                 traced.kept[f"the parameter {name}"] = recorder.number(parameter)
         traced.memory = surroundings.changes(seen.values, now.values)
@@ -315,7 +316,7 @@ def copy_of(module: nn.Module) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     by name. Of a parameter that a strategy has divided only the shape counts: a proof depends on no weight's value."""
     memo: dict[int, Any] = {}
     shared: dict[str, torch.Tensor] = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in named_parameters_in(module):
         memo[id(parameter)] = _alias(parameter)
         shared[name] = memo[id(parameter)]
     inner = list(module.modules())

@@ -23,7 +23,7 @@ from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.origins import Arrivals, joined, remember
-from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
+from paceline.torch_private import OwnTensor, make_wrapper_subclass, swap_tensor_impl
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 KNOWN: dict[Any, Handler] = {}  # filled by `catalogue`; a handler may return NotImplemented
@@ -46,7 +46,7 @@ class Family:
         self.hooked = False  # a view has a hook, which must see all of its gradient
 
 
-class Rows(torch.Tensor):
+class Rows(OwnTensor):
     """`local` holds own rows, `rows` says which they are. `steps` made this view from the family's first member."""
 
     local: torch.Tensor

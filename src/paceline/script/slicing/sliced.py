@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,8 +33,9 @@ from paceline.script.proof.arguments import (
     versions_of,
 )
 from paceline.script.proof.guards import Guards
+from paceline.script.proof.likeness import likeness
 from paceline.script.proof.mutations import Containers, Told
-from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched, anew, may_be_shared
 from paceline.script.proof.prints import Prints
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.reads import JointReads, OtherBranch, taken
@@ -133,6 +135,7 @@ class SlicedCalls:
         self._branches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[SlicePlan]]] = (
             weakref.WeakKeyDictionary()
         )
+        self._proven: dict[Hashable, Judgement] = {}  # for modules that are alike
         self._failures: dict[Hashable, int] = {}  # of proofs that did not hold
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
@@ -168,6 +171,7 @@ class SlicedCalls:
     def _forget_call(self, put_back: Callable[[], None]) -> None:
         """The call was broken off, and is made again: nothing of it counts."""
         put_back()
+        self._proven.clear()  # some workers may have come to the end of the proof
         if self._begun is not None:
             self._begun.forget()
             if isinstance(self._begun.before, SlicePlan):
@@ -195,17 +199,7 @@ class SlicedCalls:
             if len(plans) >= MOST:
                 plans.clear()
                 self._branches.pop(module, None)
-            with self._checking(module, "can be computed in slices"):
-                whole = unsharded(given)
-                known = plans[kind] = self._prove(
-                    own,
-                    module,
-                    whole,
-                    tree.leaves(whole),
-                    all_rows=self._failures.get((id(module), kind), 0) > 0,
-                    compared=compared,
-                )
-                memory.return_freed()
+            known = plans[kind] = self._judge(own, module, given, kind, compared=compared)
             if isinstance(known, SlicePlan) and known.reads is not None:
                 self._branches.setdefault(module, {}).setdefault(kind, []).append(known)
         if not isinstance(known, SlicePlan):
@@ -309,6 +303,28 @@ class SlicedCalls:
         whole = self._join(output, plan, split, local)
         self._together.meet_since(met)
         return Containers(given).adopt(whole) if isinstance(whole, Told) else whole
+
+    def _judge(
+        self, own: Callable[..., Any], module: nn.Module, given: Any, kind: Hashable, *, compared: bool
+    ) -> Judgement:
+        """What the proof finds of a call of this kind, or has found of a module like this one: the plan's first call is
+        compared with its proof. Every worker calls it."""
+        has_failed = self._failures.get((id(module), kind), 0) > 0
+        alike = likeness(module) if compared and not has_failed else None
+        shapes = (tuple(x.shape) if isinstance(x, (torch.Tensor, np.ndarray)) else None for x in tree.leaves(given))
+        at = (alike, kind, *shapes)
+        if alike is not None and at in self._proven:
+            return anew(self._proven[at])
+        with self._checking(module, "can be computed in slices"):
+            whole = unsharded(given)
+            leaves = tree.leaves(whole)
+            found = self._prove(own, module, whole, leaves, all_rows=has_failed, compared=compared)
+            memory.return_freed()
+        if alike is not None and may_be_shared(found):
+            if len(self._proven) >= MOST:
+                self._proven.clear()
+            self._proven[at] = anew(found)
+        return found
 
     def _look_at_compiled_draws(self, plan: SlicePlan, module: nn.Module) -> None:
         """All draws of compiled code must have been placed. A CUDA graph that is replayed does not tell."""

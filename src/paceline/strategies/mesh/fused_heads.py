@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.script import tree
 from paceline.strategies.mesh.model_axis import laid, local_of, whole_of
-from paceline.torch_private import make_wrapper_subclass, no_torch_function
+from paceline.torch_private import OwnTensor, make_wrapper_subclass, no_torch_function
 
 THIRDS = 3
 FACTS = {
@@ -31,7 +31,7 @@ FACTS = {
 }
 
 
-class FusedHeads(torch.Tensor):
+class FusedHeads(OwnTensor):
     """`thirds` is the DTensor (…, 3, width)."""
 
     thirds: DTensor

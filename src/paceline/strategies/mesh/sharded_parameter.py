@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from paceline.script import tree
 from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
 from paceline.strategies.mesh.model_axis import own_use, placed, relaid, whole_of
-from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
+from paceline.torch_private import OwnTensor, make_wrapper_subclass, swap_tensor_impl
 
 Answer = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-class ShardedParameter(torch.Tensor):
+class ShardedParameter(OwnTensor):
     """`shard` holds this worker's part, without a graph. `answer` is set by `functions`. A tensor of an optimizer's
     state that was loaded whole becomes one, too: the script may hold it under another name."""
 

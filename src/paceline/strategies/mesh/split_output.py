@@ -22,7 +22,7 @@ from paceline.script.rows.origins import pass_note
 from paceline.strategies.mesh import class_losses
 from paceline.strategies.mesh.model_axis import whole_of
 from paceline.strategies.mesh.sharded_parameter import shard_dim
-from paceline.torch_private import make_wrapper_subclass, no_torch_function, swap_tensor_impl
+from paceline.torch_private import OwnTensor, make_wrapper_subclass, no_torch_function, swap_tensor_impl
 
 Step = Callable[[torch.Tensor], torch.Tensor]
 FACTS = {
@@ -36,7 +36,7 @@ NEW = {"float", "double", "mul", "div", "__mul__", "__rmul__", "__truediv__", "t
 LOSSES = {"cross_entropy", "nll_loss", "log_softmax", "argmax"}
 
 
-class SplitOutput(torch.Tensor):
+class SplitOutput(OwnTensor):
     """`part` is the DTensor. `steps` made this view of `base`, which knows its views."""
 
     part: DTensor

@@ -14,14 +14,14 @@ import torch
 
 from paceline.script import tree
 from paceline.strategies.stage_tensor import StageTensor
-from paceline.torch_private import no_torch_function
+from paceline.torch_private import OwnTensor, no_torch_function
 
 Source = tuple[int, int]  # the number of a module's call in the forward, and of a tensor in its output
 META = torch.device("meta")
 device_of: Any = torch.Tensor.device.__get__
 
 
-class Elsewhere(torch.Tensor):
+class Elsewhere(OwnTensor):
     """Shape, type and device of a tensor. `value`: the numbers, if they were handed over."""
 
     value: torch.Tensor | None

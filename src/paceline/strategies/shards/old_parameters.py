@@ -13,10 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.strategies.mirrored import leaves_of
-from paceline.torch_private import no_torch_function, plain_grad
+from paceline.torch_private import OwnTensor, no_torch_function, plain_grad
 
 
-class OldParameter(torch.Tensor):
+class OldParameter(OwnTensor):
     """An object that was a parameter. Its memory is freed."""
 
     _now: DTensor
