@@ -127,7 +127,7 @@ def test_the_tables(measured, paceline_, tmp_path):
         "2 × A GPU",
         "1.6 µs",
         "pairs of GPUs, peer to peer",
-        "0→1     48.0",
+        "0→1      48.0",
         "2 NVLinks (NV2)",
         "all_reduce, 2 workers",
         "memory in place",

@@ -13,13 +13,13 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
-from paceline.cli.tables.sweep import advice, complaint, show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
+from paceline.reports.sweep import advice, charts, complaint, report
+from paceline.reports.terminal import show
 from paceline.topology import discover
 from paceline.trials.core.bench import Measured
-from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import OnBench, Sweep, Verdict, judge
 from paceline.units import rate
 
@@ -119,7 +119,8 @@ def sweep(
     verdict, code = carry_out(course, start=start, to=to, to_the_end=to_the_end, repeat=repeat)
     series.write_verdict(course.record, verdict)
     plot = draw(verdict, course.record, asked.script) if verdict.largest is not None else None
-    show_verdict(course.results, verdict, quiet=quiet)
+    if verdict.largest is not None and not quiet:
+        show(course.results, report(verdict))
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot)
     series.finish(session, course.results, told, code=code, plots=[plot], quiet=quiet)
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart
+from paceline.reports.report import Column, Row, Sentence
 from paceline.tables.op_types import op_types
 from paceline.tables.ops import ops
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid, Row
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.traced import DEVICE, HOST, STEP, device_split, head, name_column, profile_of
 
@@ -19,44 +20,25 @@ TOP = 12  # ops in the chart
 MOST = 20_000  # rows
 
 FIGURES = (
-    Column(key="calls", title="calls", how=f"Number of calls. {STEP}", kind="count"),
-    Column(key="host_self", title="host self", how=f"{HOST}, without nested ops. {STEP}", kind="seconds"),
-    Column(key="host_total", title="host total", how=f"{HOST}, with nested ops. {STEP}", kind="seconds"),
+    Column("calls", "calls", f"Number of calls. {STEP}", "count"),
+    Column("host_self", "host self", f"{HOST}, without nested ops. {STEP}", "seconds"),
+    Column("host_total", "host total", f"{HOST}, with nested ops. {STEP}", "seconds"),
+    Column("kernels", "kernels", f"Kernels and copies launched by the op itself. {STEP}", "count", optional=True),
+    Column("device_self", "device self", f"{DEVICE} the op itself. {STEP}", "seconds", optional=True),
+    Column("device_total", "device total", f"{DEVICE} the op and its nested ops. {STEP}", "seconds", optional=True),
     Column(
-        key="kernels",
-        title="kernels",
-        how=f"Kernels and copies launched by the op itself. {STEP}",
-        kind="count",
-        optional=True,
-    ),
-    Column(
-        key="device_self", title="device self", how=f"{DEVICE} the op itself. {STEP}", kind="seconds", optional=True
-    ),
-    Column(
-        key="device_total",
-        title="device total",
-        how=f"{DEVICE} the op and its nested ops. {STEP}",
-        kind="seconds",
-        optional=True,
-    ),
-    Column(
-        key="share",
-        title="share",
-        how="Share of the self time of all ops: on the device if it ran anything, else on the host.",
-        kind="share",
+        "share",
+        "share",
+        "Share of the self time of all ops: on the device if it ran anything, else on the host.",
+        "share",
         bar=True,
     ),
+    Column("eligible", "matrix product", "Whether the op could use tensor cores, derived from its name.", "flag"),
     Column(
-        key="eligible",
-        title="matrix product",
-        how="Whether the op could use tensor cores, derived from its name.",
-        kind="flag",
-    ),
-    Column(
-        key="tensor_cores",
-        title="on tensor cores",
-        how="Share of the op's device time in kernels that use tensor cores, derived from their names.",
-        kind="share",
+        "tensor_cores",
+        "on tensor cores",
+        "Share of the op's device time in kernels that use tensor cores, derived from their names.",
+        "share",
     ),
 )
 ON_DEVICES = ("eligible", "tensor_cores")  # figures that say nothing about a run without a device
@@ -86,7 +68,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks.append(_by_shapes(record))
     elif "report" not in asked:
         blocks.append(
-            Note(
+            Sentence(
                 text="The time of an op depends on the shapes of its tensors.",
                 links=[("Split by shapes", f"{href('ops', record.name)}?by=shapes#grid-shapes")],
             )
@@ -109,8 +91,8 @@ def build_types(record: Opened, asked: Mapping[str, str]) -> Page:
     )
     rows = with_share(table.to_dicts())
     columns = (
-        Column(key="type", title="type", how="Group of similar ops, derived from their names."),
-        Column(key="ops", title="ops", how="Number of different ops.", kind="count"),
+        Column("type", "type", "Group of similar ops, derived from their names."),
+        Column("ops", "ops", "Number of different ops.", "count"),
         *(column for column in FIGURES if column.key in ("calls", "host_self", "device_self", "share")),
     )
     blocks: list[Block] = [*head(record)]
@@ -184,8 +166,8 @@ def _by_shapes(record: Opened) -> Grid:
     rows = with_share(table.to_dicts())
     columns = (
         name_column("op"),
-        Column(key="shapes", title="shapes", how="Shapes of the op's tensors, as the profiler recorded them."),
-        Column(key="types", title="types", how="Data types of the op's tensors, as the profiler recorded them."),
+        Column("shapes", "shapes", "Shapes of the op's tensors, as the profiler recorded them."),
+        Column("types", "types", "Data types of the op's tensors, as the profiler recorded them."),
         *figures_of(record),
     )
     return Grid(name="shapes", title="Ops by shapes", columns=columns, rows=rows)

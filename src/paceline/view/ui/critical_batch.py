@@ -14,9 +14,10 @@ from paceline.errors import RecordError
 from paceline.record import read_run
 from paceline.record.inside import Folder
 from paceline.record.noise import read_noise
+from paceline.reports.report import Figure, Sentence
 from paceline.view.records.reading import LARGEST
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Tile
+from paceline.view.ui.blocks import Block
 
 HOW = (
     "Estimated from gradient norms of two batch sizes, over the second half of the run: the batch size at which both "
@@ -25,7 +26,7 @@ HOW = (
 _AUTO = re.compile(r"^large_batch=auto: the noise scale is ")
 
 
-def critical_tiles(record: Opened) -> list[Tile]:
+def critical_tiles(record: Opened) -> list[Figure]:
     """The critical batch size, if the run measured gradient noise."""
     found = _measured(record.folder)
     if found is None:
@@ -35,7 +36,7 @@ def critical_tiles(record: Opened) -> list[Tile]:
     batch = _batch(record)
     detail = f"95 %: {found.low:,.0f} to {high}"
     detail += f"; this run's batch: {batch:,}" if batch else ""
-    return [Tile(label="critical batch", value=value, how=HOW, detail=detail)]
+    return [Figure("critical batch", value, HOW, detail)]
 
 
 def noise_chart(record: Opened) -> list[Block]:
@@ -60,7 +61,7 @@ def noise_chart(record: Opened) -> list[Block]:
     ]
 
 
-def critical_notes(record: Opened) -> list[Block]:
+def critical_notes(record: Opened) -> list[Sentence]:
     """What the trials of `converge` found out about the critical batch size, one note for each different finding."""
     found: dict[str, str] = {}
     for name in record.trials:
@@ -76,7 +77,7 @@ def critical_notes(record: Opened) -> list[Block]:
         for notice in outcome.notices if outcome else []:
             if _AUTO.search(notice):
                 found.setdefault("auto", _AUTO.sub("Critical batch size, by large_batch=auto: ", notice) + ".")
-    return [Note(text=text) for text in found.values()]
+    return [Sentence(text) for text in found.values()]
 
 
 def _measured(folder: Folder) -> CriticalBatch | None:
