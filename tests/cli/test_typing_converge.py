@@ -148,7 +148,7 @@ def test_sharpness_beside_the_accuracy(launched, paceline_, tmp_path):
     code, out, err = paceline_("converge", *options, "--json", "train.py")
     assert code == 0
     assert "5 % of its norm" in err
-    table = err[err.index("workers  technique") :]
+    table = err[err.index("technique  ") :]
     assert all(len(line) <= 80 for line in table.splitlines()[:5])
     for word in ("sharpness", "rise", "120", "+0.25", "Sharpness of lamb: not measured: it is"):
         assert word in table

@@ -15,6 +15,7 @@ from view_records import make_tune
 from paceline import view
 from paceline.record import Run
 from paceline.reports import bandwidth, converge, scale, sweep, tune
+from paceline.reports.figure_text import slowest
 from paceline.reports.report import Report, Sentence
 from paceline.reports.terminal import show
 from paceline.tables.delays import Delay
@@ -30,7 +31,6 @@ from paceline.trials.scale.series import Verdict as Scaling
 from paceline.trials.sweep.search import Ceiling, Point, Verdict, ties, unsteady
 from paceline.trials.tune.verdict import Final, Reason, Row, Speed
 from paceline.trials.tune.verdict import Verdict as Tuned
-from paceline.view.pages.dashboard import _slowest as slowest_tiles
 
 RUN = Run(paceline="0", verb="converge", script="train.py", arguments=["--lr", "1"], settings={"workers": 1})
 SCALES = Path(view.__file__).parent / "static" / "scales.js"
@@ -103,7 +103,7 @@ def test_a_green_tick_stands_beside_no_number_that_contradicts_it(verdict, label
 @pytest.mark.parametrize(("behind", "tone"), [(0.05, "good"), (0.848, "")])
 def test_workers_that_differ_widely_are_not_called_even(behind, tone):
     late = Delay(rank=1, own=1.0, behind=0.1, share=behind, slow=False, since=None)
-    [tile] = slowest_tiles(Figures(slowest=late, spread=behind))
+    [tile] = slowest(Figures(slowest=late, spread=behind))
     assert (tile.value, tile.tone) == ("none", tone)
 
 

@@ -20,7 +20,7 @@ from paceline.plan.check import check as check_records
 from paceline.plan.check import error_of
 from paceline.plan.cluster import PRESETS, Cluster, read_cluster, with_bandwidth
 from paceline.plan.fabric import Fabric
-from paceline.plan.plan import Plan, make_plan
+from paceline.plan.plan import make_plan
 from paceline.plan.workload import Workload, read_workload
 from paceline.record import read_run
 from paceline.reports import plan as reports
@@ -222,7 +222,7 @@ def plan(
     )
     if read_run(record).verb == "plan":
         series.write_verdict(record, made)
-    plot = draw(made, record)
+    plot = plotted(reports.charts(made.rows, made.others, made.knee), record / "plots" / "plan.svg", made.script)
     if not quiet:
         show(console, reports.report(made))
         if plot is not None:
@@ -356,8 +356,3 @@ def carry_out(
             advice=f"Look at the trial's record: {course.record / 'trials'}",
         )
     return course.record
-
-
-def draw(made: Plan, record: Path) -> Path | None:
-    """Draws the pictures into the record."""
-    return plotted(reports.charts(made.rows, made.others, made.knee), record / "plots" / "plan.svg", made.script)

@@ -101,7 +101,7 @@ def scale(
     measured, outcome = carry_out(plan, session, record, settings, console=console, quiet=quiet)
     verdict = trials.judge(measured, mode=mode, record=record, interrupted=outcome.interrupted)
     series.write_verdict(record, verdict)
-    plot = draw(verdict, record, asked.script) if verdict.points else None
+    plot = plotted(charts(verdict), record / "plots" / "scale.svg", asked.script)
     if not quiet:
         show(results(json=json), report(verdict))
     # Different numbers are a result, not a failure. A point without a measurement is a failure.
@@ -183,11 +183,6 @@ def carry_out(
         )
         series.conclude(outcome, measured)
     return measured, outcome
-
-
-def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
-    """Draws the plot into the record."""
-    return plotted(charts(verdict), record / "plots" / "scale.svg", script)
 
 
 def trouble(verdict: trials.Verdict) -> series.Trouble:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -118,7 +117,7 @@ def sweep(
     )
     verdict, code = carry_out(course, start=start, to=to, to_the_end=to_the_end, repeat=repeat)
     series.write_verdict(course.record, verdict)
-    plot = draw(verdict, course.record, asked.script) if verdict.largest is not None else None
+    plot = plotted(charts(verdict), course.record / "plots" / "sweep.svg", asked.script)
     if verdict.largest is not None and not quiet:
         show(course.results, report(verdict))
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot)
@@ -162,11 +161,6 @@ def carry_out(
         walk, workers=settings.workers, mods=settings.mods, ask=measure.value, interrupted=outcome.interrupted
     )
     return verdict, outcome.exit_code
-
-
-def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """Draws the plot into the record."""
-    return plotted(charts(verdict), record / "plots" / "sweep.svg", script)
 
 
 def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:

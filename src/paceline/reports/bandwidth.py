@@ -50,10 +50,10 @@ def report(verdict: Verdict) -> Report:
             *([Sentence(warning, "warn")] if warning else []),
             *(
                 Sentence(
-                    f"! {flag.what}: {gb(flag.gb_per_s)} GB/s, {percent(flag.share, digits=0)} of the usual "
+                    f"{flag.what}: {gb(flag.gb_per_s)} GB/s, {percent(flag.share, digits=0)} of the usual "
                     f"{gb(flag.usual)} GB/s.",
                     "warn",
-                    f"look at {flag.look_at}",
+                    f"Look at {flag.look_at}",
                 )
                 for flag in verdict.flags[:20]
             ),
@@ -112,7 +112,7 @@ def _copies(copies: Sequence[CopyRate]) -> list[Table]:
         Column("gpu", "GPU", "Number of the GPU.", "count"),
         Column("name", "name", "GPU name, from the driver.", on="page"),
         Column("path", "path", "Source and destination of the copy."),
-        Column("memory", "memory", "Whether the host memory was pinned."),
+        Column("pinned", "memory", "Whether the host memory was pinned.", text="memory"),
         BYTES,
         Column("gb_per_s", "GB/s", RATE, "gb", ends=(LOW, HIGH)),
         Column("usual", "usual", "Usual bandwidth of the slot, GB/s.", "gb"),

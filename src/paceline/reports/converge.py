@@ -209,8 +209,8 @@ def _table(verdict: Verdict) -> Table:
         if rough
         else "",
         columns=(
-            Column("workers", "workers", "Workers that were emulated.", "count", narrow=False),
             Column("technique", "technique", "Name of the technique, or the mods that were joined by +.", wrap=True),
+            Column("workers", "workers", "Workers that were emulated.", "count", narrow=False),
             Column("accuracy", "accuracy", "Last accuracy of a run: mean over seeds.", "share", text="shown"),
             Column("spread", "over seeds", "Accuracy of the lowest and of the highest seed.", on="page"),
             Column("samples_per_s", "samples/s", "Mean over seeds, on this machine.", "rate", wide=sharp_is_wide),

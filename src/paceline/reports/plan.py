@@ -63,7 +63,7 @@ def report(made: Plan) -> Report:
         said=said,
         charts=charts(made.rows, made.others, made.knee),
         tables=[_table(made), *([_best(made.found)] if made.found is not None and made.found.best else [])],
-        after=[Sentence(f"Not known: {each}.", "warn") for each in made.unknown],
+        after=[Sentence(f"Not known: {each}.") for each in made.unknown],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from paceline.charts.chart import Chart
 from paceline.reports.wording import NUMERIC, Kind
 
-Tone = Literal["", "strong", "good", "bad", "warn", "live"]
+Tone = Literal["", "strong", "quiet", "good", "bad", "warn", "live"]
 Where = Literal["", "page", "terminal"]  # empty: both
 Row: TypeAlias = Mapping[str, Any]
 LOG = "Its log: "  # the last line of a failure's message
@@ -102,7 +102,7 @@ class Column:
     link: Callable[[Row], str | None] | None = None
     bar: bool = False  # also draw the share as a bar
     wrap: bool = False  # long text continues on the next line
-    optional: bool = False  # a page hides the column if all its values are zero, such as times of a device
+    optional: bool = False  # hidden if all its values are zero, such as times of a device
     narrow: bool = True  # shown on a phone
     spare: bool = False  # only in downloads
     text: str = ""  # the key of the words to show in place of the value
@@ -112,7 +112,9 @@ class Column:
     ends: Sequence[Column] = ()  # of an interval: columns of their own on a page; a terminal joins them as "low–high"
     on: Where = ""
     part: str = ""  # a terminal shows the columns of each part as a table with this title, below the others
+    short: str = ""  # the title in a terminal, which has less room
     wide: bool = False  # a terminal shows it if it is wide
+    cut: Literal["", "start", "end"] = ""  # where a terminal cuts a long text, such as the name of a C++ template
 
     @property
     def numeric(self) -> bool:

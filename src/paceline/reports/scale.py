@@ -28,13 +28,13 @@ COLOURS = {"compute": "forward", "communication": "communication", "imbalance": 
 def report(verdict: Verdict, run: Run | None = None) -> Report:
     """`run`: the series, as recorded, for the commands of a page."""
     failures = [
-        Sentence.of_failure(f"failed: {count(each.workers, 'worker')}, round {each.round}: {each.message}")
+        Sentence.of_failure(f"{count(each.workers, 'worker')}, round {each.round}: {each.message}")
         for each in verdict.failures[:20]
     ]
     stopped = [Sentence("interrupted: these are the results of the finished trials", "warn")] * verdict.interrupted
     if not verdict.points:
         nothing = [Sentence("No number of workers was measured to the end.", "strong")]
-        return Report(lead=stopped, said=[] if failures else nothing, after=failures)
+        return Report(lead=stopped, said=nothing, after=failures)
     measured = (
         f"{verdict.mode} scaling · {count(verdict.rounds, 'round')} of {count(verdict.steps, 'step')}, the first "
         f"{verdict.warm_up} left out as warm-up"
@@ -143,9 +143,7 @@ def _table(verdict: Verdict) -> Table:
             Column("view", "view", "What the script sees of the batch.", on="terminal"),
             Column("total", "a step", "Mean time of a step.", "seconds", under="total_under", part=PARTS),
             *(
-                Column(
-                    cause, cause, f"Mean time of it in a step. {LOST}", "seconds", under=f"{cause}_under", part=PARTS
-                )
+                Column(cause, cause, f"Mean time in a step. {LOST}", "seconds", under=f"{cause}_under", part=PARTS)
                 for cause in CAUSES
             ),
             *(Column(f"lost_{cause}", f"lost: {cause}", LOST, "share", spare=True) for cause in CAUSES),

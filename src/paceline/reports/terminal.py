@@ -12,9 +12,11 @@ from rich.table import Table as Grid
 from paceline.reports.report import Column, Command, Figure, Report, Row, Sentence, Table, Text, Words
 from paceline.reports.wording import say
 
-STYLES = {"strong": "bold", "good": "bold green", "warn": "yellow", "bad": "red"}
+Said = Figure | Sentence | Words | Command | Text
+STYLES = {"strong": "bold", "quiet": "dim", "good": "bold green", "warn": "yellow", "bad": "red"}
 DIFF = {"+": "green", "-": "red"}
 SHORT = 20  # characters of a text that is not wrapped
+FIGURES = 48  # terminal columns for the numbers beside a name
 WIDE = 100  # columns of a wide terminal
 MOST_LINES = 60  # of a text; the record has the whole text
 
@@ -29,17 +31,21 @@ def show(console: Console, report: Report, *, quiet: bool = False) -> None:
     else:
         if report.lead:
             console.print()
-        for sentence in report.lead:
-            tell(console, sentence)
+        tell(console, *report.lead)
         for table in report.tables:
             show_table(console, table)
         console.print()
+    tell(console, *said)
+
+
+def tell(console: Console, *said: Said) -> None:
+    """Prints sentences, commands, and so on."""
     for each in said:
-        tell(console, each)
+        _tell(console, each)
 
 
-def tell(console: Console, said: Figure | Sentence | Words | Command | Text) -> None:
-    """Prints one part. Sentences wrap, and commands do not, so that they can be copied."""
+def _tell(console: Console, said: Said) -> None:
+    """Words are wrapped, and other parts are not, so that commands and paths can be copied."""
     match said:
         case Figure():
             console.print(said.said, style=STYLES.get(said.tone, ""), soft_wrap=True)
@@ -75,25 +81,28 @@ def show_table(console: Console, table: Table) -> None:
             if title or part:
                 console.print(part or title, style="bold")
             first = [] if shown[0].part == part else shown[:1]
-            console.print(_grid([*first, *(column for column in shown if column.part == part)], rows, table))
+            columns = [*first, *(column for column in shown if column.part == part)]
+            console.print(_grid(columns, rows, table, room=max(console.width - FIGURES, 24)))
 
 
 def _is_shown(column: Column, rows: Sequence[Row], *, wide: bool) -> bool:
-    known = any(row.get(column.key) not in (None, "", []) for row in rows)
+    empty: tuple[object, ...] = (None, "", [], 0, 0.0) if column.optional else (None, "", [])
+    known = any(row.get(column.key) not in empty for row in rows)
     return column.on != "page" and not column.spare and known and (wide or not column.wide)
 
 
-def _grid(columns: Sequence[Column], rows: Sequence[Row], table: Table) -> Grid:
+def _grid(columns: Sequence[Column], rows: Sequence[Row], table: Table, *, room: int) -> Grid:
     made = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     for column in columns:
         side: Literal["left", "right"] = "right" if column.numeric else "left"
-        short = [len(cell) for row in rows if len(cell := _cells(row, column)[0]) < SHORT] if column.wrap else []
-        made.add_column(column.title, justify=side, no_wrap=not column.wrap, min_width=max(short, default=0))
+        names = [_cells(row, column)[0] for row in rows] if column.wrap and column.title else []
+        least, title = max((len(name) for name in names if len(name) < SHORT), default=0), column.short or column.title
+        made.add_column(title, justify=side, no_wrap=not column.wrap, min_width=least)
         if column.ends:
             made.add_column("low–high", justify="right", no_wrap=True)
     for row in rows:
         marked = table.mark and row.get(table.mark)
-        cells = [cell for column in columns for cell in _cells(row, column)]
+        cells = [_cut(cell, column, room) for column in columns for cell in _cells(row, column)]
         made.add_row(*cells, style=("bold" if table.good else "red") if marked else "")
         under = [str(row.get(column.under) or "") for column in columns]
         if any(under[1:]):
@@ -106,3 +115,10 @@ def _cells(row: Row, column: Column) -> list[str]:
     words = str(row[column.text]) if column.text else say(value, column.kind) if value != "" else ""
     ends = [say(row.get(end.key), end.kind).removesuffix("×") for end in column.ends]
     return [words, *(["–".join(ends) if row.get(column.key) is not None else "–"] if ends else [])]
+
+
+def _cut(text: str, column: Column, room: int) -> str:
+    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    if not column.cut or len(text) <= room:
+        return text
+    return "…" + text[-room + 1 :] if column.cut == "start" else text[: room - 1] + "…"

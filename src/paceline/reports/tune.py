@@ -62,7 +62,7 @@ def report(
         charts=charts(verdict),
         tables=[_table(verdict, "" if tried else "page")],
         after=[
-            *(Sentence(f"note: {note}.") for note in verdict.notes[:20]),
+            *(Sentence(f"{note}.") for note in verdict.notes[:20]),
             *troubles,
             *changed,
             *(Text(f"By hand: {one.mod}", one.lines) for one in by_hand if one.lines),
@@ -159,14 +159,13 @@ def _table(verdict: Verdict, on: Where) -> Table:
             Column("gain", "gain", "after divided by before.", "times"),
             Column(
                 "loss_difference",
-                "loss diff.",
-                "Relative difference of the losses in the loss guard.",
+                "loss differs by",
+                "Relative, in the loss guard.",
                 "share",
                 text="differs",
+                short="loss diff.",
             ),
-            Column(
-                "reason", "kept, or why not", "Why the mod was kept, not kept, or not tried.", wrap=True, text="why"
-            ),
+            Column("reason", "kept, or why not", "Why the mod was kept, or not.", wrap=True, text="why"),
             Column("on", "tried on", "Mods that were active without this mod.", on="page"),
         ),
         rows=[row(each) for each in verdict.mods],

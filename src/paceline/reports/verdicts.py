@@ -22,6 +22,7 @@ from paceline.trials.tune.verdict import Verdict as TuneVerdict
 class OfVerb:
     """`headline` is the main result in a few words. `charts`: the main line of the first is compared between runs."""
 
+    title: str  # of its page
     verdict: type[Any]
     headline: Callable[[Any], str]
     charts: Callable[[Any], list[Chart]] = lambda verdict: []
@@ -32,10 +33,10 @@ class OfVerb:
 
 
 VERBS = {
-    "scale": OfVerb(ScaleVerdict, scale.headline, scale.charts),
-    "sweep": OfVerb(SweepVerdict, sweep.headline, sweep.charts),
-    "tune": OfVerb(TuneVerdict, lambda verdict: str(verdict.conclusion.short)),
-    "converge": OfVerb(ConvergeVerdict, converge.headline, converge.accuracy),
-    "bandwidth": OfVerb(BandwidthVerdict, bandwidth.headline),
-    "plan": OfVerb(Plan, plan.headline),
+    "scale": OfVerb("Scaling", ScaleVerdict, scale.headline, scale.charts),
+    "sweep": OfVerb("Batch sizes", SweepVerdict, sweep.headline, sweep.charts),
+    "tune": OfVerb("Tuning", TuneVerdict, lambda verdict: str(verdict.conclusion.short)),
+    "converge": OfVerb("Large batches", ConvergeVerdict, converge.headline, converge.accuracy),
+    "bandwidth": OfVerb("Communication", BandwidthVerdict, bandwidth.headline),
+    "plan": OfVerb("Plan", Plan, plan.headline),
 }

@@ -15,6 +15,7 @@ Numeric = Literal[
 Kind = Literal["text", "flag"] | Numeric
 NUMERIC = get_args(Numeric)
 NOTHING = "–"
+BAR = 24  # columns of a full bar in a terminal
 
 
 def say(value: Any, kind: Kind) -> str:
@@ -83,3 +84,9 @@ _NUMBERS: dict[Kind, Callable[[float], str]] = {
     "ago": ago,
     "times": lambda value: f"{value:.2f}×",
 }
+
+
+def bar(width: float) -> str:
+    """A bar of this many columns, rounded to an eighth of a column."""
+    eighths = round(width * 8)
+    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

@@ -199,12 +199,7 @@ def _parts(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
         one, other = (run.letter for run, _ in timed)
         columns += [
             _change(one, other),
-            Column(
-                "ratio",
-                f"{other} / {one}",
-                f"Time of {other} divided by time of {one}; below 1 means that {other} is faster.",
-                "times",
-            ),
+            Column("ratio", f"{other} / {one}", f"Time of {other} divided by time of {one}.", "times"),
         ]
     return Grid(name="parts", title="Parts of a step", columns=columns, rows=rows)
 

@@ -13,10 +13,11 @@ from paceline.advise.verdict import verdict
 from paceline.errors import RecordError
 from paceline.record.logged import read_logged
 from paceline.record.phases import EVALUATION, PHASES
+from paceline.reports.figure_text import slowest
 from paceline.reports.report import Figure, Sentence
 from paceline.reports.wording import say
 from paceline.tables.figures import Figures, columns_in
-from paceline.units import percent, rate, seconds, size
+from paceline.units import rate, seconds, size
 from paceline.view.pages.series import results
 from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
@@ -27,7 +28,7 @@ from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.curves import OVER, lettered, overlaid
 from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
-from paceline.view.ui.run_parts import SLOWEST, STEP_TIME
+from paceline.view.ui.run_parts import STEP_TIME
 from paceline.view.ui.trials import trials
 from paceline.view.ui.utilisation import utilisation
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
@@ -132,12 +133,7 @@ def _tiles(record: Opened, measures: Figures) -> list[Figure]:
     ]
     if measures.samples_per_s:
         tiles += [
-            Figure(
-                "samples/s",
-                rate(measures.samples_per_s),
-                "Samples of the whole batch divided by step time.",
-                large=True,
-            ),
+            Figure("samples/s", rate(measures.samples_per_s), "Samples of the whole batch per second.", large=True),
         ]
     if measures.step_time:
         tiles.append(
@@ -172,39 +168,10 @@ def _tiles(record: Opened, measures: Figures) -> list[Figure]:
             )
         )
     tiles += critical_tiles(record)
-    tiles += _slowest(measures)
+    tiles += slowest(measures)
     return sorted(tiles, key=lambda tile: not tile.large)
 
 
 def _evaluation(measures: Figures) -> str:
     took = measures.step[EVALUATION]
     return f" Evaluation takes {seconds(took)} per step beside that." if took else ""
-
-
-EVEN = 0.1  # share of a step: workers that differ by less are called even
-
-
-def _slowest(measures: Figures) -> list[Figure]:
-    first = measures.slowest
-    if first is None:
-        return []
-    spread = f"spread {percent(first.share)} of a step"
-    if not first.slow:
-        return [
-            Figure(
-                "slowest worker",
-                "none",
-                SLOWEST,
-                f"no worker is late all the time: {spread}",
-                tone="good" if first.share < EVEN else "",
-            ),
-        ]
-    return [
-        Figure(
-            "slowest worker",
-            f"rank {first.rank}",
-            SLOWEST,
-            f"{seconds(first.behind)} per step behind, since step {first.since:,}, in {first.cause}: {spread}",
-            tone="warn",
-        )
-    ]

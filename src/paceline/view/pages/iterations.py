@@ -20,6 +20,8 @@ from paceline.view.ui.grid import Grid
 from paceline.view.ui.run_parts import STEP_TIME, step_times
 from paceline.view.ui.traced import profile_of
 
+OUTLIER = "More than five times the usual scatter above the median, and more than 20 % above it; never in warm-up."
+
 MOST = 50_000  # rows of the table: the last steps
 BARS = 400  # steps in the chart of parts
 
@@ -29,17 +31,10 @@ COLUMNS = (
     Column("total", "took", "Wall time from the end of the previous step to the end of this step.", "seconds"),
     Column("usual", "usual", "The median of this rank's steps after warm-up.", "seconds"),
     Column("excess", "more than usual", "took − usual.", "seconds"),
-    Column(
-        "outlier",
-        "outlier",
-        "More than five times the usual scatter above the median, and more than 20 % above it; never in warm-up.",
-        "flag",
-    ),
+    Column("outlier", "outlier", OUTLIER, "flag"),
     Column("why", "mostly", "The part that grew most, compared with its own median."),
     *(
-        Column(
-            part, part, "Timed by the worker; empty if this step was not split into parts.", "seconds", optional=True
-        )
+        Column(part, part, "Timed by the worker; empty if this step was not split.", "seconds", optional=True)
         for part in PHASES
     ),
     Column("samples", "samples", "Samples of the whole batch.", "count", optional=True),

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.reports.profile import CALLS, KERNEL, KIND, TENSOR, TOTAL, kernels_table, name_column
 from paceline.reports.report import Column
 from paceline.tables.kernels import kernels_by_op
 from paceline.tables.launches import launches
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid
-from paceline.view.ui.traced import STEP, device_split, head, name_column, profile_of
+from paceline.view.ui.traced import device_split, head, profile_of
+
+LATE = "Share of the traced steps in which the device idled because the host had launched nothing."
 
 MOST = 20_000  # rows
-_TIME = "From the start to the end of the kernel, by the device's clock."
-CALLS = Column("calls", "calls", f"Number of runs. {STEP}", "count")
-TOTAL = Column("total", "total", f"{_TIME} {STEP}", "seconds")
-KIND = Column("kind", "kind", "Compute, communication or copy, derived from the name.")
-TENSOR = Column("tensor_cores", "tensor cores", "Whether the kernel uses tensor cores, derived from its name.", "flag")
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -36,21 +34,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [
         *head(record),
         *device_split(record),
-        Grid(
-            name="kernels",
-            title=f"{len(profile.kernels):,} kernels and copies",
-            columns=(
-                name_column("kernel"),
-                KIND,
-                CALLS,
-                TOTAL,
-                Column("mean", "mean", f"Mean of one call. {_TIME}", "seconds"),
-                Column("share", "share", "Share of the time of all kernels and copies.", "share", bar=True),
-                TENSOR,
-            ),
-            rows=profile.kernels,
-            empty="No kernel was traced: the run had no device.",
-        ),
+        Grid.of(kernels_table(profile.kernels)),
         Grid(
             name="by-op",
             title="Kernels by op",
@@ -73,17 +57,11 @@ def _launches(table: pl.DataFrame) -> Grid:
             Column("rank", "rank", "Rank of the worker.", "count"),
             Column("device", "device", "As the trace numbers it.", "count"),
             Column("kernels", "kernels per step", "Kernels launched within the traced steps.", "count"),
-            Column("median", "median kernel", _TIME, "seconds"),
+            Column("median", "median kernel", KERNEL, "seconds"),
             Column("small", "below 10 µs", "Share of the kernels that are shorter than 10 µs.", "share"),
             Column("small_time", "time below 10 µs", "Their share of all kernel time.", "share"),
             Column("launch", "a launch", "Median time of the launch call on the host.", "seconds"),
-            Column(
-                "late",
-                "idle, host late",
-                "Share of the traced steps in which the device idled because the host had launched nothing.",
-                "share",
-                bar=True,
-            ),
+            Column("late", "idle, host late", LATE, "share", bar=True),
         ),
         rows=table.to_dicts(),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart
+from paceline.reports.profile import FIGURES, STEP, figures_of, name_column, ops_table
 from paceline.reports.report import Column, Row, Sentence
 from paceline.tables.op_types import op_types
 from paceline.tables.ops import ops
@@ -14,40 +15,10 @@ from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
-from paceline.view.ui.traced import DEVICE, HOST, STEP, device_split, head, name_column, profile_of
+from paceline.view.ui.traced import device_split, head, profile_of
 
 TOP = 12  # ops in the chart
 MOST = 20_000  # rows
-
-FIGURES = (
-    Column("calls", "calls", f"Number of calls. {STEP}", "count"),
-    Column("host_self", "host self", f"{HOST}, without nested ops. {STEP}", "seconds"),
-    Column("host_total", "host total", f"{HOST}, with nested ops. {STEP}", "seconds"),
-    Column("kernels", "kernels", f"Kernels and copies launched by the op itself. {STEP}", "count", optional=True),
-    Column("device_self", "device self", f"{DEVICE} the op itself. {STEP}", "seconds", optional=True),
-    Column("device_total", "device total", f"{DEVICE} the op and its nested ops. {STEP}", "seconds", optional=True),
-    Column(
-        "share",
-        "share",
-        "Share of the self time of all ops: on the device if it ran anything, else on the host.",
-        "share",
-        bar=True,
-    ),
-    Column("eligible", "matrix product", "Whether the op could use tensor cores, derived from its name.", "flag"),
-    Column(
-        "tensor_cores",
-        "on tensor cores",
-        "Share of the op's device time in kernels that use tensor cores, derived from their names.",
-        "share",
-    ),
-)
-ON_DEVICES = ("eligible", "tensor_cores")  # figures that say nothing about a run without a device
-
-
-def figures_of(record: Opened) -> list[Column]:
-    """The columns that say something about this record."""
-    with_device = profile_of(record).device is not None
-    return [column for column in FIGURES if with_device or column.key not in ON_DEVICES]
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -55,15 +26,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [*head(record), *device_split(record)]
     if rows:
         blocks.append(top_chart("Where the time goes", rows))
-    blocks.append(
-        Grid(
-            name="ops",
-            title=f"{len(rows):,} ops",
-            columns=(name_column("op"), *figures_of(record)),
-            rows=rows,
-            empty="No op was traced.",
-        )
-    )
+    blocks.append(Grid.of(ops_table(profile_of(record), rows)))
     if asked.get("by") == "shapes":
         blocks.append(_by_shapes(record))
     elif "report" not in asked:
@@ -168,7 +131,7 @@ def _by_shapes(record: Opened) -> Grid:
         name_column("op"),
         Column("shapes", "shapes", "Shapes of the op's tensors, as the profiler recorded them."),
         Column("types", "types", "Data types of the op's tensors, as the profiler recorded them."),
-        *figures_of(record),
+        *figures_of(profile),
     )
     return Grid(name="shapes", title="Ops by shapes", columns=columns, rows=rows)
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, HeatMap
 from paceline.record.phases import PHASES
+from paceline.reports.figure_text import SLOWEST
 from paceline.reports.report import Column, Sentence
 from paceline.tables.iterations import counted, measured
 from paceline.tables.stragglers import lags, stragglers
@@ -17,7 +18,6 @@ from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid
-from paceline.view.ui.run_parts import SLOWEST
 
 COLUMNS = 600  # of the heat map; if there are more steps, several share a column
 ROWS = 512  # ranks in the charts

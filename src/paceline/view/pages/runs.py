@@ -11,6 +11,9 @@ from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 
+NAME = "Name of the record, or its script; below it tags and mods. Hover: the record's folder."
+SPEED = "Samples of the whole batch divided by step time, after warm-up: the figure that `paceline run` prints."
+
 
 def _address(row: Row) -> str | None:
     if row["problem"]:
@@ -26,15 +29,7 @@ def first_page(verb: str, state: str) -> str:
 
 
 COLUMNS = (
-    Column(
-        "name",
-        "run",
-        "Name of the record, or its script; below it tags and mods. Hover: the record's folder.",
-        link=_address,
-        wrap=True,
-        text="what",
-        under="under",
-    ),
+    Column("name", "run", NAME, link=_address, wrap=True, text="what", under="under"),
     Column("started", "began", "Start of the launcher. Hover: local time.", "ago"),
     Column("verb", "verb", "Verb that made the record.", chip=True),
     Column("state", "state", "From run.json's outcome; without an outcome, running while files grow.", chip=True),
@@ -45,21 +40,9 @@ COLUMNS = (
         "the findings of a profile, the last numbers of paceline.log, or why the run failed; otherwise samples/s.",
         wrap=True,
     ),
-    Column(
-        "loss",
-        "loss",
-        "Last recorded loss, as the script computed it; the line is the loss over the run.",
-        "number",
-        curve="curve",
-    ),
+    Column("loss", "loss", "Last recorded loss; the line is the loss over the run.", "number", curve="curve"),
     Column("workers", "workers", "Number of processes that ran the script.", "count", narrow=False),
-    Column(
-        "samples_per_s",
-        "samples/s",
-        "Samples of the whole batch divided by step time, after warm-up: the figure that `paceline run` prints.",
-        "rate",
-        narrow=False,
-    ),
+    Column("samples_per_s", "samples/s", SPEED, "rate", narrow=False),
     Column("seconds", "took", "From the launch to the end of the last worker.", "seconds", narrow=False),
     Column("script", "script", "Path of the script, as typed.", spare=True),
     Column("mods", "mods", "Mods, as given with --mod.", spare=True),

@@ -99,12 +99,7 @@ def _longest(spans: StepSpans) -> Grid:
             Column("kind", "kind", "Op, mark, driver call, kernel or copy."),
             Column("rank", "rank", "Rank of the worker.", "count"),
             Column("track", "where", "Thread of the host, or stream of a device."),
-            Column(
-                "start",
-                "begins",
-                "Time since the first step began on the first rank, by the profiler's clock.",
-                "seconds",
-            ),
+            Column("start", "begins", "Since the first rank's first step began, by the profiler's clock.", "seconds"),
             Column("length", "takes", "Duration of the event, by the profiler's clock.", "seconds"),
         ),
         rows=rows,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.errors import TraceError
+from paceline.reports.profile import waits_table
 from paceline.reports.report import Column, Sentence
 from paceline.tables.modules import modules
 from paceline.view.records.record import Opened
@@ -16,30 +17,8 @@ from paceline.view.ui.traced import head, profile_of
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    rows = [{**row, "line": row["line"] or None} for row in profile_of(record).waits]
-    blocks: list[Block] = [
-        *head(record),
-        Grid(
-            name="waits",
-            title="Lines that wait",
-            about="A call that reads a tensor's value (item, cpu, print …) blocks the host until the device is done.",
-            columns=(
-                Column("file", "file", "File of the script, from the marks of the capture."),
-                Column("line", "line", "Line in that file; none if the trace does not name it.", "count"),
-                Column("what", "call", "Method of the tensor; without a line, the driver call."),
-                Column("calls", "calls per step", "Mean over traced steps and ranks.", "number"),
-                Column(
-                    "seconds",
-                    "waited per step",
-                    "Time in which the call blocked the host to wait for the device; without a device, the "
-                    "duration of the call. Mean over traced steps and ranks.",
-                    "seconds",
-                ),
-            ),
-            rows=rows,
-            empty="No line of the script waited.",
-        ),
-    ]
+    profile = profile_of(record)
+    blocks: list[Block] = [*head(record), Grid.of(waits_table(profile, profile.waits))]
     if any(trace.has_stack for trace in record.tables.traces):
         try:
             blocks.append(_modules(record))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from paceline.advise.profile import Profile, summarize
 from paceline.errors import RecordError, UsageError
-from paceline.reports.report import Column, Figure
+from paceline.reports.report import Figure
 from paceline.tables.timeline import CAUSES
 from paceline.units import percent, seconds
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, SplitBlock, Tiles
 from paceline.view.ui.run_parts import STEP_TIME
 
-STEP = "Mean per step and rank, over all traced steps."
-HOST = "Time on the host, from the start to the end of the call, as torch's profiler recorded it"
-DEVICE = "Time of kernels and copies, by the device's clock, that were launched by"
 IDLE = {
     "input": "the script waited for its loader",
     "peer": "the host waited for other workers",
@@ -96,7 +93,3 @@ def device_split(record: Opened) -> list[Block]:
             total=profile.step,
         )
     ]
-
-
-def name_column(title: str, key: str = "name") -> Column:
-    return Column(key, title, "As the trace names it.")

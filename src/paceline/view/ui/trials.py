@@ -33,12 +33,7 @@ def trials(record: Opened) -> list[Block]:
         Column("state", "state", "From the outcome in the trial's run.json."),
         Column("workers", "workers", "Number of processes that ran the script.", "count"),
         Column("batch", "batch", "Samples of a step, over all workers.", "count"),
-        Column(
-            "samples_per_s",
-            "samples/s",
-            "Samples of the whole batch divided by step time: median over the last steps of rank 0.",
-            "rate",
-        ),
+        Column("samples_per_s", "samples/s", "Samples divided by step time: median of rank 0's last steps.", "rate"),
         Column("steps", "steps", "Optimizer steps of rank 0.", "count", optional=True),
         Column("loss", "last loss", "Last recorded loss, as the script computed it.", "number"),
         Column("seconds", "took", "From the launch to the end of the last worker.", "seconds"),

@@ -27,14 +27,6 @@ from paceline.view.ui.what_was_run import command, facts, outcome_notes
 
 LONGEST = 400  # characters of the first sentence
 PATCH = 256 << 10  # bytes of tuned.patch
-TITLES = {
-    "scale": "Scaling",
-    "sweep": "Batch sizes",
-    "tune": "Tuning",
-    "converge": "Large batches",
-    "bandwidth": "Communication",
-    "plan": "Plan",
-}
 
 
 def build(record: Opened) -> Page:
@@ -45,7 +37,7 @@ def build(record: Opened) -> Page:
         blocks.append(Sentence(error.message, "bad", error.advice))
     blocks = [*_first(record, blocks), *trials(record), facts(record)]
     what = "" if record.run.verb == "bandwidth" else f" of {Path(record.run.script).name}"
-    title = record.labels.name or TITLES[record.run.verb] + what
+    title = record.labels.name or VERBS[record.run.verb].title + what
     return Page(title=title, lead=command(record), lead_is_command=True, blocks=blocks)
 
 
@@ -74,8 +66,6 @@ def _verdict(record: Opened) -> list[Block]:
         text = "This series is in progress." if running else "This series wrote no verdict."
         return [Sentence(text, "live" if running else "warn")]
     verb = record.run.verb
-    if verb not in VERBS:
-        raise RecordError(f"{record.name}: paceline view does not know the verb {verb}.")
     try:
         verdict = VERBS[verb].read(record.verdict)
     except (msgspec.ValidationError, RecursionError) as error:
