@@ -109,7 +109,7 @@ def _figures(verdict: Verdict, best: Row | None, alone: Row | None) -> list[Figu
     how = "The batch is this many times the script's own; the workers are emulated on this machine."
     figures = [Figure("emulated workers", f"{verdict.workers:,}", how, count(verdict.seeds, "seed"))]
     if best is not None and best.accuracy.mean is not None:
-        label = "best technique" if verdict.chosen and verdict.seeds > 1 else _standing(verdict)
+        label = "highest of one seed" if verdict.seeds == 1 else "best technique" if verdict.chosen else "highest mean"
         how = "The technique with the highest mean accuracy over seeds."
         detail = f"{percent(best.accuracy.mean)} {_spread(best)}".strip()
         said += compared + (f", {within}" if within else "")
@@ -125,9 +125,9 @@ def _figures(verdict: Verdict, best: Row | None, alone: Row | None) -> list[Figu
 
 
 def _standing(verdict: Verdict) -> str:
-    if verdict.proven:
-        return f"best of {verdict.workers} workers"
-    return "highest mean" if verdict.seeds > 1 else "highest of one seed"
+    if verdict.tied:
+        return "highest mean"
+    return f"{'best' if verdict.proven else 'highest'} of {verdict.workers} workers"
 
 
 def _overlap(one: Row, other: Row) -> bool:
