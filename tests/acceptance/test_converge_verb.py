@@ -127,7 +127,7 @@ def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path, converge: Any
     options = ("--emulate", "4", "--seeds", "1", "--techniques", "lr_scale", "--sharpness")
     done = converge(*options, script=("closure.py", "--epochs", "1"))
     assert done.returncode == 0, done.stderr
-    assert "sharpness of one worker, naive, lr_scale: not measured:" in done.stdout
+    assert "Sharpness of one worker, naive, lr_scale: not measured:" in done.stdout
     assert "closure" in done.stdout
     assert "highest" in done.stdout, "one seed shows no best"
 
