@@ -28,8 +28,8 @@ import msgspec
 from in_parts import ABOUT, Kept, carry_out, unpacked
 from side_by_side import ROOT
 
-from paceline.cli.tables.converge import accuracy
 from paceline.launch import Zygote
+from paceline.reports.converge import accuracy_words
 from paceline.settings import RunSettings
 from paceline.trials.converge.series import ALONE, NAIVE, WARM_UP, Converge, Trial, Verdict, judge, parse_techniques
 from paceline.trials.converge.trials import OnBench
@@ -142,7 +142,7 @@ def told(case: str, verdict: Verdict) -> list[str]:
         notes += [f"diverged at step {row.diverged}"] if row.diverged is not None else []
         notes += [row.trouble] if row.trouble else []
         mods = " ".join(mod for mod in row.mods if not mod.startswith("emulate="))
-        cells = [str(row.workers), row.technique, mods, accuracy(row), str(row.accuracy.seeds)]
+        cells = [str(row.workers), row.technique, mods, accuracy_words(row), str(row.accuracy.seeds)]
         lines.append(f"| {' | '.join([*cells, epochs, ', '.join(notes)])} |")
     return [*lines, "", f"Target: {verdict.target:.1%}." if verdict.target else "", ""]
 
@@ -167,7 +167,7 @@ def aims(verdicts: dict[str, Verdict]) -> list[str]:
     if len(means) < len(wanted):
         return []
     lines = ["## The field's table", "", "| technique | test accuracy |", "|---|---|"]
-    lines += [f"| {name} | {accuracy(row)} |" for name, row in wanted.items() if row is not None]
+    lines += [f"| {name} | {accuracy_words(row)} |" for name, row in wanted.items() if row is not None]
     alone = max(means["one worker"], means["one worker, batch norm"])
     eight = {name: mean for name, mean in means.items() if not name.startswith("one")}
     tried = {f"{name}, {case}": row.accuracy.mean or 0.0 for case, table in (("plain", plain), ("batch norm", normed))

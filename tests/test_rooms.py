@@ -34,7 +34,7 @@ ROOMS = (
         "data",
     ),
     *("data", "converge", "checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor"),
-    *("plan", "view", "cli"),
+    *("plan", "reports", "view", "cli"),
 )
 IN_WORKERS = (
     *("wire", "comm", "script", "agreement", "strategies", "converge", "checkpoint", "record", "mods", "profile"),

@@ -78,7 +78,7 @@ def test_the_table(launched, paceline_, tmp_path):
         assert word in table
     assert "ghost_bn: models have no batch norm." in table
     assert "best of 8 workers: lamb, 72.5 %; 2.0 points above one worker" in table
-    assert "type: paceline run -n 8 --batch scale --mod optimizer=lamb" in out
+    assert "on real workers: paceline run -n 8 --batch scale --mod optimizer=lamb" in out
     assert "--mod decay=24 train.py --epochs 3\n" in out, "the whole command"
     assert "not measured" in next(line for line in table.splitlines() if "ghost_bn" in line)
     assert all(len(line) <= 80 for line in table.splitlines()[:9])
@@ -100,13 +100,14 @@ def test_techniques_whose_seeds_overlap_are_a_tie(launched, paceline_):
     _, out, err = paceline_("converge", "--seeds", "2", "--json", "train.py")
     told = json.loads(out)
     assert (told["chosen"], told["tied"]) == (None, ["lamb", "auto"])
-    assert "no best of 8 workers: lamb, auto overlap over 2 seeds. More seeds may tell them apart: --seeds 4" in err
+    assert "lamb, auto overlap over 2 seeds: a tie. The first has the highest mean." in err
+    assert "→ More seeds may tell them apart: --seeds 4" in err
     assert "highest mean: lamb, 72.5 %; 2.0 points above one worker" in err
 
 
 def test_one_seed_shows_no_spread(launched, paceline_):
     _, out, _ = paceline_("converge", "--seeds", "1", "--techniques", "lamb", "train.py")
-    assert "One seed does not show how much of a difference is chance: --seeds 3" in out
+    assert "One seed does not show how much of a difference is chance.\n→ --seeds 3" in out
 
 
 def test_the_document(launched, paceline_):
@@ -146,9 +147,10 @@ def test_sharpness_beside_the_accuracy(launched, paceline_, tmp_path):
     options = ("--seeds", "2", "--techniques", "lr_scale,lamb", "--sharpness")
     code, out, err = paceline_("converge", *options, "--json", "train.py")
     assert code == 0
-    table = err[err.index("technique") :]
+    assert "5 % of its norm" in err
+    table = err[err.index("technique  ") :]
     assert all(len(line) <= 80 for line in table.splitlines()[:5])
-    for word in ("curvature", "moved", "120", "+0.25", "5 % of its norm", "sharpness of lamb: not measured: it is"):
+    for word in ("sharpness", "rise", "120", "+0.25", "Sharpness of lamb: not measured: it is"):
         assert word in table
     alone, naive, _, lamb = json.loads(out)["rows"]
     assert (naive["sharpness"]["eigenvalue"], naive["sharpness"]["rise"]) == (120.0, 0.25)

@@ -57,7 +57,7 @@ def test_what_a_person_sees(launched, paceline_, tmp_path):
     before, measured = out.split("$ python paceline-demo/train.py")
     assert "already computes on both cores" in " ".join(before.split())
     assert "expect no speed-up" in " ".join(before.split())
-    assert "epoch 2 loss 0.75000 accuracy 0.761   epoch 2 loss 0.75000 accuracy 0.761" in measured
+    assert "epoch 2 loss 0.75000 accuracy 0.761  epoch 2 loss 0.75000 accuracy 0.761" in measured
     assert "same numbers: yes (6 numbers compared" in measured
     assert "as is: 640 samples/s → tuned: 1,280 samples/s (2.00×" in measured
     assert "keep it: paceline run --preset tuned paceline-demo/train.py" in measured

@@ -27,7 +27,7 @@ def test_a_table_a_picture_and_what_is_not_known(paceline_, series):
         "predicted, not measured",
     ):
         assert words in out
-    for words in ("32 workers: limited by", "What helps:", "not known: the speed of the cluster's devices"):
+    for words in ("32 workers: limited by", "What helps:", "Not known: the speed of the cluster's devices"):
         assert words in out
     assert (series / "plots" / "plan.svg").read_text().count("Predicted, not measured") >= 1
 

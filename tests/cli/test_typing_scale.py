@@ -52,7 +52,8 @@ def test_the_document(launched, paceline_):
 
 def test_without_one_worker_there_is_no_efficiency(launched, paceline_):
     _, out, _ = paceline_("scale", "-n", "2,4", "train.py")
-    assert "no efficiency: speed-up is against 2 workers. To measure one worker as well: -n 1,2,4" in out
+    assert "No efficiency: one worker was not measured. Speed-up is against 2 workers.\n" in out
+    assert "→ Measure one worker as well: -n 1,2,4\n" in out
     assert "≈ 1.00×" in out
     assert "≈: no difference from 2 workers beyond the interval of the rounds." in out
     assert "points lost" not in out

@@ -154,7 +154,7 @@ def test_nothing_to_gain(launched, paceline_):
     launched.gains = {}
     code, out, _ = paceline_("tune", "--without", "compile", "train.py")
     assert code == 0
-    assert "nothing to gain" in out
+    assert "Nothing to gain" in out
     assert "to keep it, type" not in out
     launched.runs.clear()
     code, _, err = paceline_("run", "--preset", "tuned", "train.py")

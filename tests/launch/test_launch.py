@@ -16,11 +16,12 @@ import pytest
 from launched import Launched, Play
 from rich.console import Console
 
-from paceline.cli.shared.terminal import time_table
-from paceline.cli.shared.told_figures import figures_document
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Output, Zygote, launch
 from paceline.record import read_run
+from paceline.reports.figure_text import figures_document
+from paceline.reports.profile import time_table
+from paceline.reports.terminal import show_table
 from paceline.settings import RunSettings
 from paceline.tables.figures import read_figures
 
@@ -125,7 +126,7 @@ def test_a_script_with_its_own_process_group_joins_the_same_store(play: Play) ->
     assert figures_document(found)["step"]["forward"] is None
     assert figures_document(found)["samples_per_s"] is None
     shown = Console(file=io.StringIO(), width=80)
-    shown.print(time_table(found.measured))
+    show_table(shown, time_table(found.measured))
     assert shown.file.getvalue().count("not measured") == 3
 
 

@@ -11,8 +11,9 @@ from cuda_trace import Machine
 from rich.console import Console
 
 from paceline.advise.profile import summarize
-from paceline.cli.tables.profile import show
 from paceline.record.phases import AT_SEAMS, CHECK
+from paceline.reports.profile import report
+from paceline.reports.terminal import show
 from paceline.tables.kernels import kernels
 from paceline.tables.launches import launches
 from paceline.tables.ops import ops
@@ -115,5 +116,5 @@ def test_phases_at_seams_that_were_not_measured_are_null_and_no_zeros(tmp_path: 
     assert told.host["optimizer"] + told.host["other"] == pytest.approx(told.step)
     assert [row["forward"] for row in told.iterations] == [None] * 3
     shown = Console(file=io.StringIO(), width=100)
-    show(shown, told, top=3)
+    show(shown, report(told, top=3))
     assert shown.file.getvalue().count("not measured") == 3

@@ -9,9 +9,9 @@ import pytest
 from records import step, write_record
 
 from paceline.record import Outcome
+from paceline.reports.scale import charts
 from paceline.settings import RunSettings
 from paceline.trials.scale import series
-from paceline.trials.scale.charts import charts
 
 SETTINGS = RunSettings(script="train.py", steps=30)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.reports.sweep import charts
 from paceline.trials.core.bench import Budget, Interrupted
 from paceline.trials.core.result import Measured, Status
-from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import CLOSE, FINE, Ceiling, Point, Sweep, Verdict, judge, named_knee
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from machine import Machine, Weather, compute_bound, launch_bound, tuned_already
 
-from paceline.cli.tables.tune import show_final
 from paceline.cli.tune import keep
+from paceline.reports.terminal import show
+from paceline.reports.tune import report
 from paceline.settings import RunSettings
 from paceline.trials.tune.candidates import candidates
 from paceline.trials.tune.preset import find_preset
@@ -110,12 +111,12 @@ def test_what_was_tried_and_what_was_not_is_said(capsys):
     from rich.console import Console
 
     def said(verdict: Verdict) -> str:
-        show_final(Console(width=200), verdict)
+        show(Console(width=200), report(verdict))
         return capsys.readouterr().out
 
     everything = tune(Machine(tuned_already, budget=3000), ON_GPU)
     assert everything.conclusion.known is Known.NO_GAIN
-    assert "nothing to gain: no mod gains more than the noise" in said(everything)
+    assert "Nothing to gain: no mod gains more than the noise" in said(everything)
     some = tune(Machine(tuned_already, budget=65, trial=7), ON_GPU)
     assert some.conclusion.known is Known.NOT_TRIED
     assert "12 mods were not tried, because the budget ended" in said(some)

@@ -133,7 +133,7 @@ def test_the_stages_of_a_pipeline_are_shown_with_fill_bottleneck_and_lost_sample
 def test_bandwidth_between_two_workers_has_numbers_with_units_and_no_heat_map(visit):
     page = visit.open("/run/pair")
     assert page.locator(".lead code").inner_text() == "paceline bandwidth -n 2"
-    assert "8 GB/s" in page.locator(".tiles").inner_text()
+    assert "8.00 GB/s" in page.locator(".tiles").inner_text()
     assert page.locator("[id^=chart-curve]").count() == 1
     assert page.locator("[id^=chart-bandwidth], [id^=chart-latency]").count() == 0
     page = visit.open("/run/bandwidth")

@@ -13,9 +13,11 @@ from verb_records import make_converge
 from view_records import make_tune
 
 from paceline import view
-from paceline.cli.tables.converge import answer
-from paceline.cli.tables.tune import show_final
 from paceline.record import Run
+from paceline.reports import bandwidth, converge, scale, sweep, tune
+from paceline.reports.figure_text import slowest
+from paceline.reports.report import Report, Sentence
+from paceline.reports.terminal import show
 from paceline.tables.delays import Delay
 from paceline.tables.figures import Figures
 from paceline.trials.bandwidth.verdict import CollectiveRate
@@ -29,23 +31,24 @@ from paceline.trials.scale.series import Verdict as Scaling
 from paceline.trials.sweep.search import Ceiling, Point, Verdict, ties, unsteady
 from paceline.trials.tune.verdict import Final, Reason, Row, Speed
 from paceline.trials.tune.verdict import Verdict as Tuned
-from paceline.view.pages.dashboard import _slowest as slowest_tiles
-from paceline.view.pages.series.bandwidth import measuring
-from paceline.view.pages.series.converge import _tiles as converge_tiles
-from paceline.view.pages.series.scale import scaling
-from paceline.view.pages.series.sweep import sweeping
-from paceline.view.ui.blocks import Note, Tiles
 
 RUN = Run(paceline="0", verb="converge", script="train.py", arguments=["--lr", "1"], settings={"workers": 1})
 SCALES = Path(view.__file__).parent / "static" / "scales.js"
 
 
-def notes(blocks) -> str:
-    return "\n".join(block.text for block in blocks if isinstance(block, Note))
+def notes(report: Report) -> str:
+    return "\n".join(each.text for each in (*report.said, *report.after) if isinstance(each, Sentence))
 
 
-def tiles(blocks) -> dict[str, str]:
-    return {tile.label: tile.value for block in blocks if isinstance(block, Tiles) for tile in block.tiles}
+def tiles(report: Report) -> dict[str, str]:
+    return {figure.label: figure.value for figure in report.figures}
+
+
+def printed(report: Report) -> str:
+    """What a terminal shows."""
+    shown = io.StringIO()
+    show(Console(file=shown, width=200), report)
+    return shown.getvalue()
 
 
 def test_a_sweep_in_noise_names_no_knee_and_no_best():
@@ -54,7 +57,7 @@ def test_a_sweep_in_noise_names_no_knee_and_no_best():
         workers=1, mods=[], own=64, points=points, knee=None, best=None, tied=ties(points), largest=256,
         ceiling=Ceiling.FLAT, why="flat", warning=unsteady(points),
     )  # fmt: skip
-    blocks = sweeping(verdict, None)
+    blocks = sweep.report(verdict)
     assert "64 to 256 samples a step are equally fast" in notes(blocks)
     assert "other processes keep this machine busy" in notes(blocks)
     assert tiles(blocks).keys() == {"largest tried", "the script's own"}
@@ -66,7 +69,7 @@ def test_only_a_sweep_that_ran_out_of_memory_names_the_largest_batch_that_fits(c
     verdict = Verdict(
         workers=1, mods=[], own=128, points=[point], knee=None, best=128, largest=128, ceiling=ceiling, why="the end",
     )  # fmt: skip
-    assert ("largest that fits" in tiles(sweeping(verdict, None))) is (ceiling is Ceiling.MEMORY)
+    assert ("largest that fits" in tiles(sweep.report(verdict))) is (ceiling is Ceiling.MEMORY)
 
 
 def converged(*seeds: float, alone: tuple[float, ...]) -> Converged:
@@ -90,16 +93,17 @@ def converged(*seeds: float, alone: tuple[float, ...]) -> Converged:
 )
 def test_a_green_tick_stands_beside_no_number_that_contradicts_it(verdict, label, proven):
     """'Best technique: naive' in green, beside 10.4 points less than one worker, from one seed."""
-    shown = {tile.label: tile for tile in converge_tiles(verdict, verdict.rows[1], verdict.rows[0])}
+    report = converge.report(verdict, RUN)
+    shown = {figure.label: figure for figure in report.figures}
     assert (shown[label].value, shown[label].tone == "good", verdict.proven) == ("naive", proven, proven)
     assert not (shown["against one worker"].tone == "good" and not proven)
-    assert ("best of 8 workers" in answer(verdict, RUN)[0]) is proven
+    assert ("best of 8 workers" in printed(report)) is proven
 
 
 @pytest.mark.parametrize(("behind", "tone"), [(0.05, "good"), (0.848, "")])
 def test_workers_that_differ_widely_are_not_called_even(behind, tone):
     late = Delay(rank=1, own=1.0, behind=0.1, share=behind, slow=False, since=None)
-    [tile] = slowest_tiles(Figures(slowest=late, spread=behind))
+    [tile] = slowest(Figures(slowest=late, spread=behind))
     assert (tile.value, tile.tone) == ("none", tone)
 
 
@@ -123,7 +127,7 @@ def test_a_scale_without_one_worker_shows_no_efficiency():
         mode="strong", base=4, rounds=2, steps=9, warm_up=1, points=[point], same_numbers=SameNumbers(checked=False),
         failures=[], warning="The rounds differ by up to 56 %.",
     )  # fmt: skip
-    blocks = scaling(verdict, None)
+    blocks = scale.report(verdict)
     assert "efficiency" not in tiles(blocks)
     assert "No efficiency: one worker was not measured." in notes(blocks)
     assert "The rounds differ by up to 56 %." in notes(blocks)
@@ -136,7 +140,7 @@ def test_a_bandwidth_in_noise_repeats_the_warning():
     )  # fmt: skip
     empty: dict = {name: [] for name in ("copies", "copy_limits", "flags", "notes", "failures")}
     verdict = Bandwidth(workers=2, pairs=[], collectives=[rate], interrupted=False, **empty)
-    assert "The slowest round took 300 % longer" in notes(measuring(verdict))
+    assert "The slowest round took 300 % longer" in notes(bandwidth.report(verdict))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -170,9 +174,7 @@ def test_a_tune_that_confirms_nothing_says_why_on_the_terminal_the_page_and_the_
         final=Final(mods=[], samples_per_s=989.0, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0),
     )  # fmt: skip
     told = f"o confirmed gain: resident gained 1.41× in a first trial, and {why}"
-    shown = io.StringIO()
-    show_final(Console(file=shown, width=200), verdict)
-    assert told in shown.getvalue()
+    assert told in printed(tune.report(verdict))
     folder = make_tune(tmp_path / "tune")
     (folder / "verdict.json").write_bytes(msgspec.json.encode(verdict))
     page, runs = (client_of(tmp_path).get(path).text for path in ("/run/tune", "/"))

@@ -15,16 +15,16 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import progress_bar, results, stderr
-from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
 from paceline.record.about.labels import labels_of
 from paceline.record.schema import Outcome, Run
+from paceline.reports import bandwidth as reports
+from paceline.reports.terminal import show
 from paceline.topology import Host, discover
 from paceline.topology.host import read
 from paceline.topology.machine import Topology
 from paceline.topology.survey import survey
-from paceline.trials.bandwidth import charts
 from paceline.trials.bandwidth import series as trials
 from paceline.trials.bandwidth.verdict import Verdict, judge
 from paceline.units import count
@@ -148,7 +148,7 @@ def bandwidth(
     series.write_verdict(record, verdict)
     plots = draw(verdict, record)
     if not quiet:
-        bandwidth_tables.show(results(json=json), verdict)
+        show(results(json=json), reports.report(verdict))
     code = outcome.exit_code if outcome.interrupted else exit_code(verdict)
     told = series.document(verdict, trouble(verdict) if code else None, plots=[str(plot) for plot in plots])
     series.finish(session, results(json=json), told, code=code, plots=plots, quiet=quiet)
@@ -214,7 +214,7 @@ def draw(verdict: Verdict, record: Path) -> list[Path]:
     from paceline.charts.svg import write_svg
 
     drawn = []
-    for name, made in (("collectives", charts.collectives(verdict)), ("pairs", charts.pairs(verdict))):
+    for name, made in (("collectives", reports.curves(verdict)), ("pairs", reports.pair_maps(verdict))):
         if made:
             drawn.append(record / "plots" / f"{name}.svg")
             write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,14 +12,14 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
-from paceline.cli.tables.converge import accuracy, show_verdict
 from paceline.errors import ScriptError, UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
 from paceline.record import read_run
+from paceline.reports import converge as reports
+from paceline.reports.terminal import show
 from paceline.settings import SharpnessSettings
 from paceline.topology import discover
-from paceline.trials.converge import charts
 from paceline.trials.converge.accuracy import compile_metric
 from paceline.trials.converge.series import ALONE, Converge, Verdict, judge, parse_techniques
 from paceline.trials.converge.trials import OnBench, failure
@@ -142,12 +141,12 @@ def converge(
     walk = Converge(measure, workers=emulate, seeds=seeds, techniques=tried)
     verdict, code = carry_out(course, measure, walk, target=target)
     series.write_verdict(course.record, verdict)
-    plot = draw(verdict, course.record, asked.script) if verdict.rows else None
-    line = draw_line(verdict, course.record, asked.script)
-    show_verdict(course.results, verdict, read_run(course.record), quiet=quiet)
+    plot = plotted(reports.accuracy(verdict), course.record / "plots" / "converge.svg", asked.script)
+    line = plotted(reports.loss_lines(verdict), course.record / "plots" / "line.svg", asked.script)
+    show(course.results, reports.report(verdict, read_run(course.record)), quiet=quiet)
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot, line_plot=line)
     for row, shown in zip(told["rows"], verdict.rows, strict=True):
-        row["shown"] = accuracy(shown)
+        row["shown"] = reports.accuracy_words(shown)
     series.finish(session, course.results, told, code=code, plots=[plot, line], quiet=quiet)
 
 
@@ -193,16 +192,6 @@ def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target
             advice="Check that the script runs: paceline run -n 1 " + course.settings.script,
         )
     return judge(walk, target=target, interrupted=outcome.interrupted), outcome.exit_code
-
-
-def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """Draws the accuracy plot into the record."""
-    return plotted(charts.accuracy(verdict), record / "plots" / "converge.svg", script)
-
-
-def draw_line(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """Draws the plot of the losses between solutions, if some were measured."""
-    return plotted(charts.loss_lines(verdict), record / "plots" / "line.svg", script)
 
 
 def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:

@@ -19,9 +19,10 @@ from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.series import parse_time, recorded, run_of
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
-from paceline.cli.tables.demo import show_printed, show_tuned
 from paceline.cli.tune import keep
 from paceline.record.private import write_file
+from paceline.reports.demo import printed_report, tuned
+from paceline.reports.terminal import show, tell
 from paceline.settings import RunSettings, asked_threads
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Bench, Budget, Measured
@@ -157,7 +158,7 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
     story.scaled = scaling.judge(measured, mode="strong", record=record, interrupted=outcome.interrupted)
     write_file(record / "verdict.json", msgspec.json.format(msgspec.json.encode(story.scaled)))
     if story.printed is not None:
-        show_printed(console, story.printed, workers)
+        show(console, printed_report(story.printed, workers))
 
 
 def tune(story: Story, session: Session, clock: Budget, host: Host, console: Console) -> None:
@@ -203,7 +204,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
         story.tuned_step = search.speeds.of(search.best)[-1].step
     if search.problem:
         console.print(story.skipped, style="yellow", soft_wrap=True)
-    show_tuned(console, story.tuned, story.told["command"])
+    tell(console, *tuned(story.tuned, story.told["command"]))
 
 
 def conclude(story: Story, console: Console) -> None:

@@ -14,17 +14,17 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted, results
-from paceline.cli.tables.plan import show_check, show_clusters, show_plan
 from paceline.errors import RecordError, UsageError
 from paceline.plan import measure as measuring
-from paceline.plan.charts import charts
 from paceline.plan.check import check as check_records
 from paceline.plan.check import error_of
 from paceline.plan.cluster import PRESETS, Cluster, read_cluster, with_bandwidth
 from paceline.plan.fabric import Fabric
-from paceline.plan.plan import Plan, make_plan
+from paceline.plan.plan import make_plan
 from paceline.plan.workload import Workload, read_workload
 from paceline.record import read_run
+from paceline.reports import plan as reports
+from paceline.reports.terminal import show
 from paceline.topology import discover
 from paceline.units import parse_size
 
@@ -174,7 +174,7 @@ def plan(
     console = results(json=json)
     if clusters:
         if not quiet:
-            show_clusters(console)
+            show(console, reports.clusters_report())
         if json:
             session.print_document({"clusters": {name: msgspec.to_builtins(one) for name, one in PRESETS.items()}})
         return
@@ -192,7 +192,7 @@ def plan(
     if check:
         found = check_records(records_in(record), target)
         if not quiet:
-            show_check(console, found, target)
+            show(console, reports.check_report(found, target))
         if json:
             session.print_document(msgspec.to_builtins(found) | {"median": found.median, "worst": found.worst})
         raise typer.Exit(int(not found.runs))
@@ -222,9 +222,9 @@ def plan(
     )
     if read_run(record).verb == "plan":
         series.write_verdict(record, made)
-    plot = draw(made, record)
+    plot = plotted(reports.charts(made.rows, made.others, made.knee), record / "plots" / "plan.svg", made.script)
     if not quiet:
-        show_plan(console, made)
+        show(console, reports.report(made))
         if plot is not None:
             console.print(f"plot:   {plot}", soft_wrap=True)
         console.print(f"record: {record}", soft_wrap=True)
@@ -356,8 +356,3 @@ def carry_out(
             advice=f"Look at the trial's record: {course.record / 'trials'}",
         )
     return course.record
-
-
-def draw(made: Plan, record: Path) -> Path | None:
-    """Draws the pictures into the record."""
-    return plotted(charts(made.rows, made.others, made.knee), record / "plots" / "plan.svg", made.script)

@@ -19,15 +19,16 @@ from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
-from paceline.cli.shared.told_figures import figures_document
-from paceline.cli.tables.ending import show_ending
-from paceline.cli.tables.findings import show_findings
-from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Event, Output, check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import Outcome
+from paceline.reports.ending import ending
+from paceline.reports.figure_text import figures_document
+from paceline.reports.findings import findings
+from paceline.reports.profile import report
+from paceline.reports.terminal import show, tell
 from paceline.settings import ProfileSettings, RunSettings
 from paceline.topology import discover
 from paceline.topology.sampling import Sampler
@@ -230,7 +231,7 @@ def _run(
         live.close()
     if outcome.message:
         console.print(outcome.message, style="red", soft_wrap=True)
-    show_ending(console, outcome)
+    tell(console, *ending(outcome))
     return outcome
 
 
@@ -276,8 +277,8 @@ def _tell(
     more: dict[str, Any] | None = None,
 ) -> None:
     if not quiet:
-        show(console, told, top=top)
-        show_findings(console, told.findings)
+        show(console, report(told, top=top))
+        tell(console, *findings(told.findings))
         if session.record is not None:
             console.print(f"record: {session.record}", soft_wrap=True)
     if json:

@@ -20,10 +20,7 @@ from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr, time_table
-from paceline.cli.shared.told_figures import figures_document, slowest_words
-from paceline.cli.tables.ending import show_ending, verdict_of, wall_clock_line, wall_clock_of
-from paceline.cli.tables.noise import find_noise, noise_document, show_noise
+from paceline.cli.shared.terminal import stderr
 from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
@@ -34,6 +31,12 @@ from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
+from paceline.reports.ending import ending, verdict_of, wall_clock_line, wall_clock_of
+from paceline.reports.figure_text import figures_document, slowest
+from paceline.reports.noise import figure, find_noise, noise_document
+from paceline.reports.profile import time_table
+from paceline.reports.report import Sentence
+from paceline.reports.terminal import show_table, tell
 from paceline.settings import TRACKERS, Batch, Compression, Launcher, RunSettings
 from paceline.topology import discover
 from paceline.trials.core.run_advice import advise
@@ -257,11 +260,12 @@ def run(
         typed = another_verb(context, session.typed, advice.verb, advice.options) if advice else ""
         noise = find_noise(record) if noise_scale else None
         if quiet:
-            show_ending(console, outcome)
+            tell(console, *ending(outcome))
         else:
             show_summary(console, summary, session, launch_as=settings.launch_as, outcome=outcome, clock=clock)
             if noise_scale and summary.steps:
-                show_noise(console, noise, summary.samples / summary.steps)
+                measured = figure(noise, summary.samples / summary.steps) if noise else None
+                tell(console, measured or Sentence("noise scale: not measured"))
             if advice is not None:
                 said = f"{advice.found} {advice.purpose}, type:\n  {typed}"
                 console.print(said, style="bold yellow", soft_wrap=True)
@@ -326,7 +330,7 @@ def show_summary(
     """Prints the summary at the end of a run."""
     console.print()
     verdict = verdict_of(outcome)
-    show_ending(console, outcome)
+    tell(console, *ending(outcome))
     wall = summary.seconds
     if summary.steps == 0:
         ran_all = summary.workers > 1 and launch_as is None and not verdict
@@ -369,13 +373,11 @@ def show_summary(
 
 def show_times(console: Console, summary: Summary) -> None:
     """The table of where a step's time went, and the slowest worker."""
-    console.print()
-    console.print(time_table(summary.measured, check=summary.check))
+    show_table(console, time_table(summary.measured, check=summary.check))
     if summary.warm_up:
         left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
         console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")
-    if slowest_words(summary):
-        console.print(slowest_words(summary))
+    tell(console, *slowest(summary))
 
 
 def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dict[str, Any]:

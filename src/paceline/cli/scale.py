@@ -16,17 +16,17 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted, progress_bar, results, stderr
-from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.mods import catalog
 from paceline.record.folder import short_name
 from paceline.record.schema import Outcome
+from paceline.reports.scale import charts, report
+from paceline.reports.terminal import show
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.scale import series as trials
-from paceline.trials.scale.charts import charts
 from paceline.units import count, rate, seconds
 
 WorkersList = Annotated[
@@ -101,9 +101,9 @@ def scale(
     measured, outcome = carry_out(plan, session, record, settings, console=console, quiet=quiet)
     verdict = trials.judge(measured, mode=mode, record=record, interrupted=outcome.interrupted)
     series.write_verdict(record, verdict)
-    plot = draw(verdict, record, asked.script) if verdict.points else None
+    plot = plotted(charts(verdict), record / "plots" / "scale.svg", asked.script)
     if not quiet:
-        show_verdict(results(json=json), verdict)
+        show(results(json=json), report(verdict))
     # Different numbers are a result, not a failure. A point without a measurement is a failure.
     code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures))
     told = series.document(verdict, trouble(verdict) if code else None, plot=plot)
@@ -183,11 +183,6 @@ def carry_out(
         )
         series.conclude(outcome, measured)
     return measured, outcome
-
-
-def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
-    """Draws the plot into the record."""
-    return plotted(charts(verdict), record / "plots" / "scale.svg", script)
 
 
 def trouble(verdict: trials.Verdict) -> series.Trouble:

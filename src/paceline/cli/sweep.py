@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,13 +12,13 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
-from paceline.cli.tables.sweep import advice, complaint, show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
+from paceline.reports.sweep import advice, charts, complaint, report
+from paceline.reports.terminal import show
 from paceline.topology import discover
 from paceline.trials.core.bench import Measured
-from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import OnBench, Sweep, Verdict, judge
 from paceline.units import rate
 
@@ -118,8 +117,9 @@ def sweep(
     )
     verdict, code = carry_out(course, start=start, to=to, to_the_end=to_the_end, repeat=repeat)
     series.write_verdict(course.record, verdict)
-    plot = draw(verdict, course.record, asked.script) if verdict.largest is not None else None
-    show_verdict(course.results, verdict, quiet=quiet)
+    plot = plotted(charts(verdict), course.record / "plots" / "sweep.svg", asked.script)
+    if verdict.largest is not None and not quiet:
+        show(course.results, report(verdict))
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot)
     series.finish(session, course.results, told, code=code, plots=[plot], quiet=quiet)
 
@@ -161,11 +161,6 @@ def carry_out(
         walk, workers=settings.workers, mods=settings.mods, ask=measure.value, interrupted=outcome.interrupted
     )
     return verdict, outcome.exit_code
-
-
-def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """Draws the plot into the record."""
-    return plotted(charts(verdict), record / "plots" / "sweep.svg", script)
 
 
 def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:

@@ -17,17 +17,18 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
-from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
 from paceline.record.private import write_file
 from paceline.record.stopping import stop
+from paceline.reports.report import Command
+from paceline.reports.terminal import show
+from paceline.reports.tune import advice, charts, report
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Budget, Measured, Status, details
 from paceline.trials.tune.candidates import ALLOWED, MORE, Candidate, candidates, check_asked, settings_of, tried_names
-from paceline.trials.tune.charts import charts
 from paceline.trials.tune.command import command, spelled_out
 from paceline.trials.tune.from_findings import advised, put_first
 from paceline.trials.tune.patch import BY_HAND, Patch, read, write_patch
@@ -146,7 +147,6 @@ def tune(
     verdict, code = carry_out(course, put_first(tried, mods), start=start, quiet=quiet)
     told = keep(verdict, course.settings, course.record, cuda=bool(host.gpus))
     if not quiet:
-        tune_tables.show_verdict(course.results, verdict)
         show_result(course.results, verdict, told, course.record)
     made = series.document(verdict, trouble(verdict, course) if code else None, **in_json(told))
     series.finish(session, course.results, made, code=code, plots=[told["plot"]], quiet=quiet)
@@ -263,13 +263,12 @@ def write(path: Path, data: bytes) -> None:
 
 
 def show_result(console: Console, verdict: Verdict, told: dict[str, Any], record: Path) -> None:
-    """Prints the total gain, the command that keeps the mods, and the patch."""
-    tune_tables.show_final(console, verdict)
-    if told["patch"]:
-        console.print()
-        console.print(f"to keep it, type: {told['command']}", style="bold", soft_wrap=True)
-        console.print(f"  the same as:    {told['spelled_out']}", soft_wrap=True)
-        tune_tables.show_patch(console, told["patch"], str(record / "tuned.patch"))
+    """Prints the table of mods, the total gain, the command that keeps the mods, and the patch."""
+    patch: Patch = told["patch"] or Patch()
+    about = f"the same as: {told['spelled_out']}"
+    typed = Command("to keep it, type", told["command"], about) if told["patch"] else None
+    path = record / "tuned.patch"
+    show(console, report(verdict, typed=typed, patch=patch.diff, path=path, by_hand=patch.by_hand))
 
 
 def in_json(told: dict[str, Any]) -> dict[str, Any]:
@@ -285,5 +284,4 @@ def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
     """Why the exit code is not 0."""
     if verdict.interrupted:
         return course.interrupted("the search had ended")
-    advice = tune_tables.advice(verdict, course.settings.script)
-    return series.Trouble("NothingToTune", verdict.problem, advice)
+    return series.Trouble("NothingToTune", verdict.problem, advice(verdict, course.settings.script))

@@ -9,9 +9,9 @@ from pathlib import Path, PurePath
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.told_figures import slowest_words
 from paceline.record.about.labels import Labels
 from paceline.record.about.origin import read_origin
+from paceline.reports.figure_text import slowest
 from paceline.units import count, rate, seconds, size
 from paceline.view.records.library import RecordEntry
 
@@ -81,7 +81,7 @@ def show_record(console: Console, folder: Path, entry: RecordEntry, taken: int) 
         "size": size(taken),
         "samples/s": rate(figures.samples_per_s) if figures.samples_per_s else "",
         "a step": seconds(figures.step_time) if figures.step_time else "",
-        "spread": slowest_words(figures).replace("\n", " "),
+        "spread": "".join(each.said.replace("\n", " ") for each in slowest(figures)),
     }
     if origin is not None:
         facts["folder"] = origin.directory

@@ -297,7 +297,7 @@ def _label(
 
 
 def _document(library: Library, entry: RecordEntry, taken: int) -> dict[str, Any]:
-    from paceline.cli.shared.told_figures import figures_document
+    from paceline.reports.figure_text import figures_document
 
     return {
         "record": str(library.root / entry.name),

@@ -19,10 +19,10 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from paceline.cli.shared.told_figures import spread_words
 from paceline.launch import Event, Notice, Output, Progress, Stall
 from paceline.launch.events import Asking, Checking
 from paceline.record.schema import Step
+from paceline.reports.figure_text import spread_words
 from paceline.tables.running import RunningFigures
 from paceline.units import count, rate, seconds
 

@@ -1,22 +1,18 @@
-"""Terminal output that verbs share: consoles, bars, plots, and the table of where the time went."""
+"""Terminal output that verbs share: consoles, bars and plots."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from paceline.charts.chart import Chart
-from paceline.record.phases import CHECK, EVALUATION, PHASES
 from paceline.record.stopping import stop
-from paceline.units import percent, seconds
-
-BAR = 24  # columns of a full bar
-SHOWN = 0.01  # of a step: shorter checks are left out
+from paceline.reports.wording import BAR
+from paceline.units import seconds
 
 
 def stderr() -> Console:
@@ -50,43 +46,6 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
         transient=True,
         disable=quiet or not console.is_terminal,
     )
-
-
-def time_table(
-    step: Mapping[str, float | None],
-    title: str = "where the time went",
-    *,
-    beside: bool = True,
-    check: float = 0.0,
-) -> Table:
-    """The table of where a step's time went; None: not measured. Evaluation and Paceline's own checks, of `check`
-    seconds per step, are no part of a step, and stand below the total; without `beside` the total includes
-    evaluation."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(title)
-    table.add_column("a step", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    total = step["total"] or 1.0
-    evaluated = step[EVALUATION] or 0.0
-    for part in PHASES:
-        took = step[part]
-        if took is None:
-            table.add_row(part, "not measured", "", "")
-        elif part != EVALUATION or (evaluated and not beside):
-            table.add_row(part, seconds(took), percent(took / total), bar(took / total * BAR))
-    table.add_row("total", seconds(step["total"] or 0.0), "", "", style="bold")
-    if beside and evaluated:
-        table.add_row("evaluation beside it", seconds(evaluated), percent(evaluated / total), "")
-    if check > SHOWN * total:
-        table.add_row(f"{CHECK} beside it", seconds(check), percent(check / total), "")
-    return table
-
-
-def bar(width: float) -> str:
-    """A bar of this many columns, rounded to an eighth of a column."""
-    eighths = round(width * 8)
-    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 
 def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:

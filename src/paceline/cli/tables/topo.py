@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from paceline.reports.report import Column, Table
+from paceline.reports.terminal import show_table
 from paceline.topology import links as kinds
 from paceline.topology.choosing import DeviceChoice
 from paceline.topology.host import format_list, parse_list
@@ -39,11 +40,9 @@ def show(
         console.print()
         console.print(Columns([_box(node, topology) for node in topology.numa]))
     if any(gpu.name or gpu.bus for gpu in topology.devices):
-        console.print()
-        console.print(_gpu_table(topology))
+        _show(console, _gpu_rows(topology))
     if any(nic.name != nic.label or nic.gbit_per_s or nic.bus for nic in topology.nics):
-        console.print()
-        console.print(_nic_table(topology.nics))
+        _show(console, _nic_rows(topology.nics))
     used = {(use.a, use.b): use for use in uses(log, topology)} if log else {}
     idle = flags(log, topology) if log else ()
     if topology.devices or any(nic.paths for nic in topology.nics):
@@ -111,7 +110,7 @@ def _box(node: NumaNode, topology: Topology) -> Panel:
     return Panel("\n".join(lines), title=f"NUMA node {node.id}", title_align="left", expand=False)
 
 
-def _gpu_table(topology: Topology) -> Table:
+def _gpu_rows(topology: Topology) -> list[dict[str, str]]:
     rows = []
     for gpu in topology.devices:
         pcie = f"{gpu.pcie_generation or '?'} × {gpu.pcie_width or '?'}"
@@ -126,24 +125,22 @@ def _gpu_table(topology: Topology) -> Table:
                 "NUMA": "" if gpu.node is None else str(gpu.node),
             }
         )
-    return _table(rows)
+    return rows
 
 
-def _nic_table(nics: Sequence[Nic]) -> Table:
-    return _table(
-        [
-            {
-                "NIC": nic.label,
-                "name": f"{nic.name} ({', '.join(nic.interfaces)})" if nic.interfaces else nic.name,
-                "kind": nic.kind,
-                "Gbit/s": f"{nic.gbit_per_s:g}" if nic.gbit_per_s else "",
-                "state": "" if nic.up is None else "up" if nic.up else "down",
-                "bus": nic.bus,
-                "NUMA": "" if nic.node is None else str(nic.node),
-            }
-            for nic in nics
-        ]
-    )
+def _nic_rows(nics: Sequence[Nic]) -> list[dict[str, str]]:
+    return [
+        {
+            "NIC": nic.label,
+            "name": f"{nic.name} ({', '.join(nic.interfaces)})" if nic.interfaces else nic.name,
+            "kind": nic.kind,
+            "Gbit/s": f"{nic.gbit_per_s:g}" if nic.gbit_per_s else "",
+            "state": "" if nic.up is None else "up" if nic.up else "down",
+            "bus": nic.bus,
+            "NUMA": "" if nic.node is None else str(nic.node),
+        }
+        for nic in nics
+    ]
 
 
 def _matrix(console: Console, topology: Topology, used: dict[tuple[int, int], Use], idle: set[tuple[int, int]]) -> None:
@@ -265,15 +262,11 @@ def _choice(console: Console, choice: DeviceChoice) -> None:
     console.print(f"  CUDA_VISIBLE_DEVICES={','.join(map(str, choice.devices))}", soft_wrap=True)
 
 
-def _table(rows: Sequence[dict[str, str]]) -> Table:
+def _show(console: Console, rows: Sequence[dict[str, str]]) -> None:
     """A table without its empty columns."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    columns = [column for column in rows[0] if any(row[column] for row in rows)]
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("memory", "Gbit/s", "NVLinks", "NUMA") else "left")
-    for row in rows:
-        table.add_row(*(row[column] or "–" for column in columns))
-    return table
+    numbers = ("memory", "Gbit/s", "NVLinks", "NUMA")
+    columns = [Column(name, name, kind="number" if name in numbers else "text") for name in rows[0]]
+    show_table(console, Table(name="devices", title="Devices", columns=columns, rows=rows))
 
 
 def _times(number: int) -> str:

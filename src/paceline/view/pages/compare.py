@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.phases import EVALUATION, OTHER, PHASES
+from paceline.reports.report import Column, Row, Sentence, Words
 from paceline.tables.comparing.difference import difference_of_ops
 from paceline.tables.comparing.why_slower import compare
 from paceline.tables.figures import Figures
@@ -15,9 +16,9 @@ from paceline.view.records.differing import differing
 from paceline.view.records.headline import headline
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Curves, Note, Page, Words
+from paceline.view.ui.blocks import Block, Curves, Page
 from paceline.view.ui.curves import OVER, Compared, lettered, overlaid, overlaid_results
-from paceline.view.ui.grid import Column, Grid, Row
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.what_was_run import command
 
@@ -40,11 +41,11 @@ def build(records: Sequence[Opened], asked: Mapping[str, str] | None = None) -> 
     if charts:
         blocks.append(Curves(title="Curves", charts=charts, over=over, choices=OVER))
     else:
-        blocks.append(Note(text="These records have no curves in common.", tone="warn"))
+        blocks.append(Sentence("These records have no curves in common.", "warn"))
     if changed:
         blocks.append(_settings(runs, changed))
     else:
-        blocks.append(Note(text="The settings of these runs are the same."))
+        blocks.append(Sentence("The settings of these runs are the same."))
     if any(each.step_time for each in measures):
         blocks.append(_parts(runs, measures))
     if len(records) == 2 and all(record.trace_paths for record in records):
@@ -82,19 +83,19 @@ def _runs(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
         name="compared",
         title="Runs",
         columns=(
-            Column(key="letter", title="run", how="Letter of the run on this page."),
-            Column(key="name", title="record", how="Name of the record's folder.", link=_address),
-            Column(key="samples_per_s", title="samples/s", how="After warm-up, rank 0.", kind="rate"),
-            Column(key="times", title="against A", how="samples/s divided by samples/s of A.", kind="times"),
-            Column(key="step_time", title="step time", how="After warm-up, rank 0.", kind="seconds"),
-            Column(key="state", title="state", how="From run.json's outcome.", narrow=False),
-            Column(key="result", title="result", how="The main result of the record.", wrap=True),
-            Column(key="batch", title="batch", how="Samples of a step, over all workers.", kind="count", narrow=False),
-            Column(key="workers", title="workers", how="Processes that ran the script.", kind="count", narrow=False),
-            Column(key="loss", title="last loss", how="Last recorded loss, as the script computed it.", kind="number"),
-            Column(key="steps", title="steps", how="Optimizer steps of rank 0.", kind="count", narrow=False),
-            Column(key="memory", title="memory", how="Highest peak of a worker.", kind="bytes", narrow=False),
-            Column(key="command", title="command", how="As typed.", wrap=True, spare=True),
+            Column("letter", "run", "Letter of the run on this page."),
+            Column("name", "record", "Name of the record's folder.", link=_address),
+            Column("samples_per_s", "samples/s", "After warm-up, rank 0.", "rate"),
+            Column("times", "against A", "samples/s divided by samples/s of A.", "times"),
+            Column("step_time", "step time", "After warm-up, rank 0.", "seconds"),
+            Column("state", "state", "From run.json's outcome.", narrow=False),
+            Column("result", "result", "The main result of the record.", wrap=True),
+            Column("batch", "batch", "Samples of a step, over all workers.", "count", narrow=False),
+            Column("workers", "workers", "Processes that ran the script.", "count", narrow=False),
+            Column("loss", "last loss", "Last recorded loss, as the script computed it.", "number"),
+            Column("steps", "steps", "Optimizer steps of rank 0.", "count", narrow=False),
+            Column("memory", "memory", "Highest peak of a worker.", "bytes", narrow=False),
+            Column("command", "command", "As typed.", wrap=True, spare=True),
         ),
         rows=rows,
     )
@@ -128,9 +129,9 @@ def _words(
         title = f"Why is {names[1]} {how} than {names[0]}?" if found.clear else f"Is {names[1]} slower than {names[0]}?"
         blocks.append(
             Words(
-                title=title,
-                lines=[*found.sentences, settings],
-                how="From the steps after warm-up: samples/s of the median block of steps, and the phases' shares. A "
+                title,
+                [*found.sentences, settings],
+                "From the steps after warm-up: samples/s of the median block of steps, and the phases' shares. A "
                 "difference counts if the slowest and the fastest block of the two runs do not overlap.",
             )
         )
@@ -167,11 +168,8 @@ def _settings(runs: Sequence[Compared], changed: Sequence[tuple[str, list[str]]]
         name="settings",
         title="Settings that differ",
         columns=(
-            Column(key="setting", title="setting", how="Option, or fact of run.json."),
-            *(
-                Column(key=run.letter, title=run.letter, how=f"Value in {run.record.name}.", wrap=len(runs) < 8)
-                for run in runs
-            ),
+            Column("setting", "setting", "Option, or fact of run.json."),
+            *(Column(run.letter, run.letter, f"Value in {run.record.name}.", wrap=len(runs) < 8) for run in runs),
         ),
         rows=[
             {"setting": name} | {run.letter: value or None for run, value in zip(runs, values, strict=True)}
@@ -194,29 +192,21 @@ def _parts(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
             row |= {"change": told[1] - told[0], "ratio": told[1] / told[0] if told[0] else None}
         rows.append(row)
     columns = [
-        Column(key="part", title="part", how="Part of a step, as each worker times it."),
-        *(
-            Column(key=run.letter, title=run.letter, how=f"{run.record.name}: {how}", kind="seconds", optional=True)
-            for run, _ in timed
-        ),
+        Column("part", "part", "Part of a step, as each worker times it."),
+        *(Column(run.letter, run.letter, f"{run.record.name}: {how}", "seconds", optional=True) for run, _ in timed),
     ]
     if two:
         one, other = (run.letter for run, _ in timed)
         columns += [
             _change(one, other),
-            Column(
-                key="ratio",
-                title=f"{other} / {one}",
-                how=f"Time of {other} divided by time of {one}; below 1 means that {other} is faster.",
-                kind="times",
-            ),
+            Column("ratio", f"{other} / {one}", f"Time of {other} divided by time of {one}.", "times"),
         ]
     return Grid(name="parts", title="Parts of a step", columns=columns, rows=rows)
 
 
 def _change(one: str, other: str) -> Column:
     how = f"Time of {other} minus time of {one}; negative means that {other} is faster."
-    return Column(key="change", title=f"{other} − {one}", how=how, kind="seconds")
+    return Column("change", f"{other} − {one}", how, "seconds")
 
 
 def _ops(before: Opened, after: Opened) -> Grid:
@@ -225,14 +215,14 @@ def _ops(before: Opened, after: Opened) -> Grid:
         name="ops",
         title="Ops that changed",
         columns=(
-            Column(key="name", title="op", how="Name of the op in the traces."),
+            Column("name", "op", "Name of the op in the traces."),
             _change("A", "B"),
             *(
                 Column(
-                    key=f"{key}_{when}",
-                    title=f"{letter}: {key}",
-                    how=f"{how} {letter}.",
-                    kind="number" if key == "calls" else "seconds",
+                    f"{key}_{when}",
+                    f"{letter}: {key}",
+                    f"{how} {letter}.",
+                    "number" if key == "calls" else "seconds",
                     optional=key == "device",
                 )
                 for key in ("device", "host", "calls")

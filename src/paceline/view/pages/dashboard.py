@@ -13,31 +13,22 @@ from paceline.advise.verdict import verdict
 from paceline.errors import RecordError
 from paceline.record.logged import read_logged
 from paceline.record.phases import EVALUATION, PHASES
+from paceline.reports.figure_text import slowest
+from paceline.reports.report import Figure, Sentence
+from paceline.reports.wording import say
 from paceline.tables.figures import Figures, columns_in
-from paceline.units import percent, rate, seconds, size
+from paceline.units import rate, seconds, size
 from paceline.view.pages.series import results
 from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
 from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
-from paceline.view.ui.blocks import (
-    Block,
-    Curves,
-    FindingBlock,
-    Findings,
-    Note,
-    Page,
-    SplitBlock,
-    Tile,
-    Tiles,
-    VerdictBlock,
-)
+from paceline.view.ui.blocks import Block, Curves, FindingBlock, Findings, Page, SplitBlock, Tiles, VerdictBlock
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.curves import OVER, lettered, overlaid
 from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
-from paceline.view.ui.run_parts import SLOWEST, STEP_TIME
+from paceline.view.ui.run_parts import STEP_TIME
 from paceline.view.ui.trials import trials
 from paceline.view.ui.utilisation import utilisation
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
@@ -60,7 +51,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         )
     ]
     if state == "running":
-        blocks.append(Note(text="", tone="live", links=[("Follow the run", href("live", record.name))]))
+        blocks.append(Sentence("", "live", links=[("Follow the run", href("live", record.name))]))
     blocks.append(Tiles(_tiles(record, measures)))
     blocks += outcome_notes(record)
     if record.steps.frame.height:
@@ -87,7 +78,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks += trials(record)
     blocks.append(facts(record, open=not record.steps.frame.height))
     if record.steps.partly:
-        blocks.append(Note(text="The run is long: these figures leave out its first steps.", tone="warn"))
+        blocks.append(Sentence("The run is long: these figures leave out its first steps.", "warn"))
     return Page(
         title=record.labels.name or Path(record.run.script).name,
         lead=command(record),
@@ -113,7 +104,7 @@ def _curves(record: Opened, asked: Mapping[str, str]) -> list[Block]:
     try:
         read_logged(record.folder)
     except (RecordError, OSError, msgspec.DecodeError) as error:
-        blocks.append(Note(text=f"{record.folder.file('logged.jsonl')} cannot be read: {error}.", tone="bad"))
+        blocks.append(Sentence(f"{record.folder.file('logged.jsonl')} cannot be read: {error}.", "bad"))
     over = asked.get("over", "step")
     over = over if over in OVER else "step"
     run = replace(lettered([record])[0], letter="")
@@ -123,102 +114,64 @@ def _curves(record: Opened, asked: Mapping[str, str]) -> list[Block]:
 
 def _from_elsewhere(record: Opened) -> Page:
     """A trace is all that is known of such a run."""
-    note = Note(
-        text="This trace was taken elsewhere: nothing else is known of its run.",
+    note = Sentence(
+        "This trace was taken elsewhere: nothing else is known of its run.",
         links=[("Time line", href("timeline", record.name)), ("Ops", href("ops", record.name))],
     )
     return Page(title=record.name, lead=f"paceline view {record.run.script}", blocks=[note])
 
 
-def _tiles(record: Opened, measures: Figures) -> list[Tile]:
+def _tiles(record: Opened, measures: Figures) -> list[Figure]:
     run, outcome = record.run, record.run.outcome
     tiles = [
-        Tile(
-            label="workers",
-            value=str(len(run.workers) or run.settings.get("workers", "–")),
-            how="Processes that ran the script. The time is from the launch to the end of the last worker.",
-            detail=f"took {seconds(outcome.seconds)}" if outcome else "",
+        Figure(
+            "workers",
+            str(len(run.workers) or run.settings.get("workers", "–")),
+            "Processes that ran the script. The time is from the launch to the end of the last worker.",
+            f"took {seconds(outcome.seconds)}" if outcome else "",
         ),
     ]
     if measures.samples_per_s:
         tiles += [
-            Tile(
-                label="samples/s",
-                value=rate(measures.samples_per_s),
-                how="Samples of the whole batch divided by step time.",
-                large=True,
-            ),
+            Figure("samples/s", rate(measures.samples_per_s), "Samples of the whole batch per second.", large=True),
         ]
     if measures.step_time:
         tiles.append(
-            Tile(
-                label="step time",
-                value=say(measures.step_time, "seconds"),
-                how=f"{STEP_TIME} {measures.warm_up} warm-up steps.",
-            ),
+            Figure("step time", say(measures.step_time, "seconds"), f"{STEP_TIME} {measures.warm_up} warm-up steps."),
         )
     if measures.steps:
         tiles.append(
-            Tile(
-                label="steps",
-                value=f"{measures.steps:,}",
-                how="Optimizer steps of rank 0.",
-                detail=f"{measures.samples:,} samples" if measures.samples else "",
+            Figure(
+                "steps",
+                f"{measures.steps:,}",
+                "Optimizer steps of rank 0.",
+                f"{measures.samples:,} samples" if measures.samples else "",
             )
         )
     if measures.last_loss is not None:
         tiles.append(
-            Tile(
-                label="loss",
-                value=say(measures.last_loss, "number"),
-                how="As the script computed it for the whole batch: first and last recorded step.",
-                detail=f"from {say(measures.first_loss, 'number')}",
+            Figure(
+                "loss",
+                say(measures.last_loss, "number"),
+                "As the script computed it for the whole batch: first and last recorded step.",
+                f"from {say(measures.first_loss, 'number')}",
                 large=True,
             )
         )
     if measures.memory:
         where = "of the GPU" if any(worker.gpus for worker in run.workers) else "of the host"
         tiles.append(
-            Tile(
-                label="memory",
-                value=size(measures.memory),
-                how=f"Peak memory {where} that one worker used, as the worker counted after each step.",
+            Figure(
+                "memory",
+                size(measures.memory),
+                f"Peak memory {where} that one worker used, as the worker counted after each step.",
             )
         )
     tiles += critical_tiles(record)
-    tiles += _slowest(measures)
+    tiles += slowest(measures)
     return sorted(tiles, key=lambda tile: not tile.large)
 
 
 def _evaluation(measures: Figures) -> str:
     took = measures.step[EVALUATION]
     return f" Evaluation takes {seconds(took)} per step beside that." if took else ""
-
-
-EVEN = 0.1  # share of a step: workers that differ by less are called even
-
-
-def _slowest(measures: Figures) -> list[Tile]:
-    first = measures.slowest
-    if first is None:
-        return []
-    spread = f"spread {percent(first.share)} of a step"
-    if not first.slow:
-        return [
-            Tile(
-                label="slowest worker",
-                value="none",
-                how=SLOWEST,
-                detail=f"no worker is late all the time: {spread}",
-                tone="good" if first.share < EVEN else "",
-            ),
-        ]
-    return [
-        Tile(
-            label="slowest worker",
-            value=f"rank {first.rank}",
-            how=SLOWEST,
-            detail=f"{seconds(first.behind)} per step behind, since step {first.since:,}, in {first.cause}: {spread}",
-            tone="warn",
-        )
-    ]

@@ -8,13 +8,14 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Chart, Line
 from paceline.charts.thin import thinned
+from paceline.reports.report import Column
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.overlap import overlap
 from paceline.tables.timeline import CAUSES, timeline
 from paceline.view.records.contents import has_traces, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.traced import IDLE, device_split, profile_of
 from paceline.view.ui.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
 
@@ -51,26 +52,15 @@ def _devices(record: Opened) -> Grid:
         name="devices",
         title="Devices in the traced steps",
         columns=(
-            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-            Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
-            Column(key="wall", title="step time", how="Mean wall time of the traced steps.", kind="seconds"),
-            Column(
-                key="busy",
-                title="busy",
-                how="Share of the step in which the device was not idle.",
-                kind="share",
-                bar=True,
-            ),
+            Column("rank", "rank", "Rank of the worker.", "count"),
+            Column("device", "device", "As the trace numbers it.", "count"),
+            Column("wall", "step time", "Mean wall time of the traced steps.", "seconds"),
+            Column("busy", "busy", "Share of the step in which the device was not idle.", "share", bar=True),
             *(
-                Column(
-                    key=part,
-                    title=part.replace("_", ": "),
-                    how=f"{reasons.get(part, '')} {once}".strip(),
-                    kind="seconds",
-                )
+                Column(part, part.replace("_", ": "), f"{reasons.get(part, '')} {once}".strip(), "seconds")
                 for part in parts
             ),
-            Column(key="tensor", title="tensor cores", how=f"Compute time on tensor cores. {once}", kind="seconds"),
+            Column("tensor", "tensor cores", f"Compute time on tensor cores. {once}", "seconds"),
         ),
         rows=shown.to_dicts(),
     )
@@ -81,17 +71,17 @@ def _overlap(record: Opened) -> Grid:
         name="overlap",
         title="Communication hidden under compute",
         columns=(
-            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-            Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
+            Column("rank", "rank", "Rank of the worker.", "count"),
+            Column("device", "device", "As the trace numbers it.", "count"),
             *(
-                Column(key=key, title=key, how=f"Over the whole trace: {how}", kind="seconds")
+                Column(key, key, f"Over the whole trace: {how}", "seconds")
                 for key, how in (
                     ("communication", "time in which a collective's kernel ran."),
                     ("hidden", "the part of communication that overlaps compute."),
                     ("exposed", "the part of communication without compute."),
                 )
             ),
-            Column(key="share", title="share hidden", how="hidden divided by communication.", kind="share", bar=True),
+            Column("share", "share hidden", "hidden divided by communication.", "share", bar=True),
         ),
         rows=record.once("Finding the overlap", lambda: record.tables.over_ranks(overlap)).to_dicts(),
         empty="No collective was traced.",

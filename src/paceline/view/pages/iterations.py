@@ -8,51 +8,38 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.phases import PHASES
+from paceline.reports.report import Column, Figure, Sentence
+from paceline.reports.wording import say
 from paceline.tables.iterations import iterations
 from paceline.units import count, percent
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
-from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page, Tiles
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.run_parts import STEP_TIME, step_times
 from paceline.view.ui.traced import profile_of
+
+OUTLIER = "More than five times the usual scatter above the median, and more than 20 % above it; never in warm-up."
 
 MOST = 50_000  # rows of the table: the last steps
 BARS = 400  # steps in the chart of parts
 
 COLUMNS = (
-    Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-    Column(key="step", title="step", how="Number of the optimizer step, from 1.", kind="count"),
-    Column(
-        key="total",
-        title="took",
-        how="Wall time from the end of the previous step to the end of this step.",
-        kind="seconds",
-    ),
-    Column(key="usual", title="usual", how="The median of this rank's steps after warm-up.", kind="seconds"),
-    Column(key="excess", title="more than usual", how="took − usual.", kind="seconds"),
-    Column(
-        key="outlier",
-        title="outlier",
-        how="More than five times the usual scatter above the median, and more than 20 % above it; never in warm-up.",
-        kind="flag",
-    ),
-    Column(key="why", title="mostly", how="The part that grew most, compared with its own median."),
+    Column("rank", "rank", "Rank of the worker.", "count"),
+    Column("step", "step", "Number of the optimizer step, from 1.", "count"),
+    Column("total", "took", "Wall time from the end of the previous step to the end of this step.", "seconds"),
+    Column("usual", "usual", "The median of this rank's steps after warm-up.", "seconds"),
+    Column("excess", "more than usual", "took − usual.", "seconds"),
+    Column("outlier", "outlier", OUTLIER, "flag"),
+    Column("why", "mostly", "The part that grew most, compared with its own median."),
     *(
-        Column(
-            key=part,
-            title=part,
-            how="Timed by the worker; empty if this step was not split into parts.",
-            kind="seconds",
-            optional=True,
-        )
+        Column(part, part, "Timed by the worker; empty if this step was not split.", "seconds", optional=True)
         for part in PHASES
     ),
-    Column(key="samples", title="samples", how="Samples of the whole batch.", kind="count", optional=True),
-    Column(key="loss", title="loss", how="As the script computed it.", kind="number"),
-    Column(key="warm_up", title="warm-up", how="Warm-up steps are left out of all measurements.", kind="flag"),
+    Column("samples", "samples", "Samples of the whole batch.", "count", optional=True),
+    Column("loss", "loss", "As the script computed it.", "number"),
+    Column("warm_up", "warm-up", "Warm-up steps are left out of all measurements.", "flag"),
 )
 
 
@@ -68,22 +55,18 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [
         Tiles(
             [
-                Tile(label="step time", value=say(measures.step_time or None, "seconds"), how=STEP_TIME),
-                Tile(
-                    label="5 % to 95 %",
-                    value=" – ".join(say(each, "seconds") for each in spread),
-                    how="The range of 90 % of all ranks' steps after warm-up.",
+                Figure("step time", say(measures.step_time or None, "seconds"), STEP_TIME),
+                Figure(
+                    "5 % to 95 %",
+                    " – ".join(say(each, "seconds") for each in spread),
+                    "The range of 90 % of all ranks' steps after warm-up.",
                 ),
-                Tile(
-                    label="warm-up",
-                    value=count(measures.warm_up, "step"),
-                    how="The first steps, until step times are stable.",
-                ),
-                Tile(
-                    label="outliers",
-                    value=f"{odd.height:,}",
-                    how="Steps that take far longer than the median step of the same rank.",
-                    detail=f"{percent(lost / whole if whole else 0.0)} of total time",
+                Figure("warm-up", count(measures.warm_up, "step"), "The first steps, until step times are stable."),
+                Figure(
+                    "outliers",
+                    f"{odd.height:,}",
+                    "Steps that take far longer than the median step of the same rank.",
+                    f"{percent(lost / whole if whole else 0.0)} of total time",
                     tone="warn" if whole and lost / whole > 0.02 else "",
                 ),
             ]
@@ -98,7 +81,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blank.append(pl.when(pl.col("samples") > 0).then("samples").alias("samples"))
     shown = shown.with_columns(blank).sort("step", "rank")
     if shown.height > MOST:
-        blocks.append(Note(text=f"The table shows the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
+        blocks.append(Sentence(f"The table shows the last {MOST:,} of {shown.height:,} rows.", "warn"))
         shown = shown.tail(MOST)
     shown = pl.concat([shown.filter("outlier").sort("excess", descending=True), shown.filter(~pl.col("outlier"))])
     blocks.append(
@@ -142,8 +125,8 @@ def _traced(record: Opened) -> Grid:
         title="Traced steps",
         columns=(
             *COLUMNS[:2],
-            Column(key="wall", title="took", how="Length of the profiler's mark of the step.", kind="seconds"),
-            *(Column(key=phase, title=phase, how=how, kind="seconds", optional=True) for phase in PHASES),
+            Column("wall", "took", "Length of the profiler's mark of the step.", "seconds"),
+            *(Column(phase, phase, how, "seconds", optional=True) for phase in PHASES),
         ),
         rows=profile_of(record).iterations,
     )

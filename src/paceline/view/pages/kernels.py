@@ -6,24 +6,18 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.reports.profile import CALLS, KERNEL, KIND, TENSOR, TOTAL, kernels_table, name_column
+from paceline.reports.report import Column
 from paceline.tables.kernels import kernels_by_op
 from paceline.tables.launches import launches
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
-from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.traced import STEP, device_split, head, name_column, profile_of
+from paceline.view.ui.grid import Grid
+from paceline.view.ui.traced import device_split, head, profile_of
+
+LATE = "Share of the traced steps in which the device idled because the host had launched nothing."
 
 MOST = 20_000  # rows
-_TIME = "From the start to the end of the kernel, by the device's clock."
-CALLS = Column(key="calls", title="calls", how=f"Number of runs. {STEP}", kind="count")
-TOTAL = Column(key="total", title="total", how=f"{_TIME} {STEP}", kind="seconds")
-KIND = Column(key="kind", title="kind", how="Compute, communication or copy, derived from the name.")
-TENSOR = Column(
-    key="tensor_cores",
-    title="tensor cores",
-    how="Whether the kernel uses tensor cores, derived from its name.",
-    kind="flag",
-)
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -40,27 +34,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [
         *head(record),
         *device_split(record),
-        Grid(
-            name="kernels",
-            title=f"{len(profile.kernels):,} kernels and copies",
-            columns=(
-                name_column("kernel"),
-                KIND,
-                CALLS,
-                TOTAL,
-                Column(key="mean", title="mean", how=f"Mean of one call. {_TIME}", kind="seconds"),
-                Column(
-                    key="share",
-                    title="share",
-                    how="Share of the time of all kernels and copies.",
-                    kind="share",
-                    bar=True,
-                ),
-                TENSOR,
-            ),
-            rows=profile.kernels,
-            empty="No kernel was traced: the run had no device.",
-        ),
+        Grid.of(kernels_table(profile.kernels)),
         Grid(
             name="by-op",
             title="Kernels by op",
@@ -80,24 +54,14 @@ def _launches(table: pl.DataFrame) -> Grid:
         title="Launches",
         about="Many small kernels keep the host busier with launching than the device with computing.",
         columns=(
-            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-            Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
-            Column(
-                key="kernels", title="kernels per step", how="Kernels launched within the traced steps.", kind="count"
-            ),
-            Column(key="median", title="median kernel", how=_TIME, kind="seconds"),
-            Column(
-                key="small", title="below 10 µs", how="Share of the kernels that are shorter than 10 µs.", kind="share"
-            ),
-            Column(key="small_time", title="time below 10 µs", how="Their share of all kernel time.", kind="share"),
-            Column(key="launch", title="a launch", how="Median time of the launch call on the host.", kind="seconds"),
-            Column(
-                key="late",
-                title="idle, host late",
-                how="Share of the traced steps in which the device idled because the host had launched nothing.",
-                kind="share",
-                bar=True,
-            ),
+            Column("rank", "rank", "Rank of the worker.", "count"),
+            Column("device", "device", "As the trace numbers it.", "count"),
+            Column("kernels", "kernels per step", "Kernels launched within the traced steps.", "count"),
+            Column("median", "median kernel", KERNEL, "seconds"),
+            Column("small", "below 10 µs", "Share of the kernels that are shorter than 10 µs.", "share"),
+            Column("small_time", "time below 10 µs", "Their share of all kernel time.", "share"),
+            Column("launch", "a launch", "Median time of the launch call on the host.", "seconds"),
+            Column("late", "idle, host late", LATE, "share", bar=True),
         ),
         rows=table.to_dicts(),
     )

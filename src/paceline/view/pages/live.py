@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.charts.chart import Axis, Chart, Line
+from paceline.reports.report import Sentence
 from paceline.view.records.contents import shows
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Live, Note, Page
+from paceline.view.ui.blocks import Block, Live, Page
 from paceline.view.ui.links import href
 
 CHARTS = [
@@ -30,12 +31,11 @@ CHARTS = [
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if not shows(record, "live"):
-        ended = Note(
-            text=f"This run is not in progress: {record.state}.",
-            links=[("Dashboard", href("run", record.name))],
+        ended = Sentence(
+            f"This run is not in progress: {record.state}.", links=[("Dashboard", href("run", record.name))]
         )
         return Page(title="Live", blocks=[ended])
     blocks: list[Block] = [Live(source=href("follow", record.name), charts=CHARTS)]
     if len(record.ranks) > 64:
-        blocks.append(Note(text="Only the first 64 ranks are followed."))
+        blocks.append(Sentence("Only the first 64 ranks are followed."))
     return Page(title="Live", blocks=blocks)

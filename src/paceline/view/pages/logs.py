@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.errors import RecordError
+from paceline.reports.report import Sentence, Text
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page, Text
+from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.links import href
 
 TAIL = 64 << 10  # bytes
@@ -22,14 +23,14 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = []
     if len(record.ranks) > 1 and "report" not in asked:
         links = [(f"rank {each}", f"{href('logs', record.name)}?rank={each}") for each in record.ranks[:128]]
-        blocks.append(Note(text="Only rank 0 writes to the terminal; every worker's output is kept.", links=links))
+        blocks.append(Sentence("Only rank 0 writes to the terminal; every worker's output is kept.", links=links))
     try:
         text, cut = tail(record, rank)
     except RecordError as error:
-        blocks.append(Note(text=error.message, tone="bad", advice=error.advice))
+        blocks.append(Sentence(error.message, "bad", error.advice))
     else:
         title = f"Rank {rank}: the last {TAIL >> 10} KiB" if cut else f"Rank {rank}"
-        blocks.append(Text(title=title, text=text or "(empty)"))
+        blocks.append(Text(title, text or "(empty)"))
     return Page(title="Logs", blocks=blocks)
 
 

@@ -8,12 +8,13 @@ import polars as pl
 
 from paceline.charts.chart import Area, Axis, Chart, Label, Mark, Rule
 from paceline.record.phases import PHASES
+from paceline.reports.report import Column, Sentence
 from paceline.tables.memory import CATEGORIES, memory, memory_peaks
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.steps import windows
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 
 MOST_LABELS = 5  # names of steps: more have no room on a phone
 COLOURS = {"before": "other", **{phase: phase for phase in PHASES}, "other": "idle"}
@@ -29,7 +30,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     peaks = record.once("Finding the peaks of memory", lambda: record.tables.over_ranks(memory_peaks))
     blocks: list[Block] = []
     if not peaks.height:
-        blocks.append(Note(text="The traces contain no memory events."))
+        blocks.append(Sentence("The traces contain no memory events."))
         return Page(title="Memory", blocks=blocks)
     first = record.tables.traces[0]
     table = record.once("Following the memory", lambda: memory(first, points=800))
@@ -41,23 +42,17 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             name="peaks",
             title="At the peak",
             columns=(
-                Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-                Column(key="device", title="of", how="The host, or the number of the GPU."),
-                Column(key="time", title="at", how="Seconds since the trace's first event.", kind="seconds"),
-                Column(key="allocated", title="allocated", how="Bytes in use, of torch's allocator.", kind="bytes"),
-                Column(
-                    key="reserved",
-                    title="reserved",
-                    how="Bytes that torch's allocator reserved.",
-                    kind="bytes",
-                    optional=True,
-                ),
+                Column("rank", "rank", "Rank of the worker.", "count"),
+                Column("device", "of", "The host, or the number of the GPU."),
+                Column("time", "at", "Seconds since the trace's first event.", "seconds"),
+                Column("allocated", "allocated", "Bytes in use, of torch's allocator.", "bytes"),
+                Column("reserved", "reserved", "Bytes that torch's allocator reserved.", "bytes", optional=True),
                 *(
                     Column(
-                        key=name,
-                        title=name,
-                        how=f"Part of allocated: {MEANS.get(name, f'allocated in the phase {name}')}.",
-                        kind="bytes",
+                        name,
+                        name,
+                        f"Part of allocated: {MEANS.get(name, f'allocated in the phase {name}')}.",
+                        "bytes",
                         optional=True,
                     )
                     for name in CATEGORIES

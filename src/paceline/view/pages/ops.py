@@ -7,65 +7,18 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart
+from paceline.reports.profile import FIGURES, STEP, figures_of, name_column, ops_table
+from paceline.reports.report import Column, Row, Sentence
 from paceline.tables.op_types import op_types
 from paceline.tables.ops import ops
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid, Row
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
-from paceline.view.ui.traced import DEVICE, HOST, STEP, device_split, head, name_column, profile_of
+from paceline.view.ui.traced import device_split, head, profile_of
 
 TOP = 12  # ops in the chart
 MOST = 20_000  # rows
-
-FIGURES = (
-    Column(key="calls", title="calls", how=f"Number of calls. {STEP}", kind="count"),
-    Column(key="host_self", title="host self", how=f"{HOST}, without nested ops. {STEP}", kind="seconds"),
-    Column(key="host_total", title="host total", how=f"{HOST}, with nested ops. {STEP}", kind="seconds"),
-    Column(
-        key="kernels",
-        title="kernels",
-        how=f"Kernels and copies launched by the op itself. {STEP}",
-        kind="count",
-        optional=True,
-    ),
-    Column(
-        key="device_self", title="device self", how=f"{DEVICE} the op itself. {STEP}", kind="seconds", optional=True
-    ),
-    Column(
-        key="device_total",
-        title="device total",
-        how=f"{DEVICE} the op and its nested ops. {STEP}",
-        kind="seconds",
-        optional=True,
-    ),
-    Column(
-        key="share",
-        title="share",
-        how="Share of the self time of all ops: on the device if it ran anything, else on the host.",
-        kind="share",
-        bar=True,
-    ),
-    Column(
-        key="eligible",
-        title="matrix product",
-        how="Whether the op could use tensor cores, derived from its name.",
-        kind="flag",
-    ),
-    Column(
-        key="tensor_cores",
-        title="on tensor cores",
-        how="Share of the op's device time in kernels that use tensor cores, derived from their names.",
-        kind="share",
-    ),
-)
-ON_DEVICES = ("eligible", "tensor_cores")  # figures that say nothing about a run without a device
-
-
-def figures_of(record: Opened) -> list[Column]:
-    """The columns that say something about this record."""
-    with_device = profile_of(record).device is not None
-    return [column for column in FIGURES if with_device or column.key not in ON_DEVICES]
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -73,20 +26,12 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [*head(record), *device_split(record)]
     if rows:
         blocks.append(top_chart("Where the time goes", rows))
-    blocks.append(
-        Grid(
-            name="ops",
-            title=f"{len(rows):,} ops",
-            columns=(name_column("op"), *figures_of(record)),
-            rows=rows,
-            empty="No op was traced.",
-        )
-    )
+    blocks.append(Grid.of(ops_table(profile_of(record), rows)))
     if asked.get("by") == "shapes":
         blocks.append(_by_shapes(record))
     elif "report" not in asked:
         blocks.append(
-            Note(
+            Sentence(
                 text="The time of an op depends on the shapes of its tensors.",
                 links=[("Split by shapes", f"{href('ops', record.name)}?by=shapes#grid-shapes")],
             )
@@ -109,8 +54,8 @@ def build_types(record: Opened, asked: Mapping[str, str]) -> Page:
     )
     rows = with_share(table.to_dicts())
     columns = (
-        Column(key="type", title="type", how="Group of similar ops, derived from their names."),
-        Column(key="ops", title="ops", how="Number of different ops.", kind="count"),
+        Column("type", "type", "Group of similar ops, derived from their names."),
+        Column("ops", "ops", "Number of different ops.", "count"),
         *(column for column in FIGURES if column.key in ("calls", "host_self", "device_self", "share")),
     )
     blocks: list[Block] = [*head(record)]
@@ -184,9 +129,9 @@ def _by_shapes(record: Opened) -> Grid:
     rows = with_share(table.to_dicts())
     columns = (
         name_column("op"),
-        Column(key="shapes", title="shapes", how="Shapes of the op's tensors, as the profiler recorded them."),
-        Column(key="types", title="types", how="Data types of the op's tensors, as the profiler recorded them."),
-        *figures_of(record),
+        Column("shapes", "shapes", "Shapes of the op's tensors, as the profiler recorded them."),
+        Column("types", "types", "Data types of the op's tensors, as the profiler recorded them."),
+        *figures_of(profile),
     )
     return Grid(name="shapes", title="Ops by shapes", columns=columns, rows=rows)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.pipelines import PipelineReport, Reported, StageReport, most_waited_for, read_pipelines
+from paceline.reports.report import Column, Figure, Sentence
 from paceline.units import count, percent, rate
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page, Tiles
+from paceline.view.ui.grid import Grid
 
 WAITS = 0.05  # of the script's time: from here on, the pipeline is worth a warning
 RANKS = 64
@@ -30,40 +31,40 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     return Page(title="Input pipelines", blocks=blocks)
 
 
-def _tiles(main: Reported, by_rank: Mapping[int, list[Reported]]) -> list[Tile]:
+def _tiles(main: Reported, by_rank: Mapping[int, list[Reported]]) -> list[Figure]:
     report = main.report
     lost = sum(told.report.lost for all_told in by_rank.values() for told in all_told)
     tiles = [
-        Tile(
-            label="script waited",
-            value=percent(report.waited),
-            how="Share of the script's time in the loop that it waited for the pipeline's next result: rank 0, since "
+        Figure(
+            "script waited",
+            percent(report.waited),
+            "Share of the script's time in the loop that it waited for the pipeline's next result: rank 0, since "
             "the pipeline's start.",
-            detail=f"for {_name(main)}",
+            f"for {_name(main)}",
             tone="warn" if report.waited > WAITS else "good",
         ),
-        Tile(
-            label="bottleneck",
-            value=report.slowest or "none",
-            how="The stage that the script waits for; none if the pipeline keeps up.",
-            detail=_most(report.slowest_stage),
+        Figure(
+            "bottleneck",
+            report.slowest or "none",
+            "The stage that the script waits for; none if the pipeline keeps up.",
+            _most(report.slowest_stage),
             tone="warn" if report.slowest else "good",
         ),
     ]
     if report.seconds > 0:
         tiles.append(
-            Tile(
-                label="delivered",
-                value=f"{rate(report.results / report.seconds)}/s",
-                how="Results of the pipeline, which are batches after a batch stage, divided by the loop's time.",
-                detail=count(report.results, "result"),
+            Figure(
+                "delivered",
+                f"{rate(report.results / report.seconds)}/s",
+                "Results of the pipeline, which are batches after a batch stage, divided by the loop's time.",
+                count(report.results, "result"),
             )
         )
     tiles.append(
-        Tile(
-            label="lost samples",
-            value=f"{lost:,}",
-            how="Samples that were skipped because of an error (on_error='skip'), over all pipelines and ranks.",
+        Figure(
+            "lost samples",
+            f"{lost:,}",
+            "Samples that were skipped because of an error (on_error='skip'), over all pipelines and ranks.",
             tone="warn" if lost else "good",
         )
     )
@@ -88,14 +89,14 @@ def _notes(by_rank: Mapping[int, list[Reported]]) -> list[Block]:
     for name, by in lost.items():
         where = ", ".join(f"{number:,} on rank {rank}" for rank, number in list(by.items())[:8])
         text = f"{name} skipped {count(sum(by.values()), 'sample')} because of errors: {where}."
-        blocks.append(Note(text=text[0].upper() + text[1:], tone="warn", advice="The workers' logs have the errors."))
+        blocks.append(Sentence(text[0].upper() + text[1:], "warn", "The workers' logs have the errors."))
     for told in next((told for told in by_rank.values() if told), []):
         report = told.report
         said = f"{_name(told)}: the script waited {percent(report.waited)} of its time"
         blocks.append(
-            Note(
-                text=f"{said[0].upper()}{said[1:]}. Bottleneck: {report.bottleneck}.",
-                tone="warn" if report.waited > WAITS else "good",
+            Sentence(
+                f"{said[0].upper()}{said[1:]}. Bottleneck: {report.bottleneck}.",
+                "warn" if report.waited > WAITS else "good",
             )
         )
     return blocks[:20]
@@ -158,25 +159,25 @@ def _grid(by_rank: Mapping[int, list[Reported]]) -> Grid:
                     }
                 )
     columns = (
-        Column(key="pipeline", title="pipeline", how="In order of the script's first loop over each."),
-        Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-        Column(key="stage", title="stage", how="Stage of the pipeline, as the script wrote it."),
-        Column(key="where", title="where", how="Whether the script's thread, threads or processes do the work."),
-        Column(key="parallel", title="at a time", how="Results that are made at the same time.", kind="count"),
-        Column(key="results", title="results", how="Results since the pipeline's start.", kind="count"),
-        Column(key="seconds", title="each", how="Mean time of work for one result of the stage.", kind="seconds"),
-        Column(key="busy", title="core busy", how="Share of that time that kept a core busy.", kind="share", bar=True),
-        Column(key="capacity", title="most/s", how="Results per second that the stage can deliver.", kind="rate"),
+        Column("pipeline", "pipeline", "In order of the script's first loop over each."),
+        Column("rank", "rank", "Rank of the worker.", "count"),
+        Column("stage", "stage", "Stage of the pipeline, as the script wrote it."),
+        Column("where", "where", "Whether the script's thread, threads or processes do the work."),
+        Column("parallel", "at a time", "Results that are made at the same time.", "count"),
+        Column("results", "results", "Results since the pipeline's start.", "count"),
+        Column("seconds", "each", "Mean time of work for one result of the stage.", "seconds"),
+        Column("busy", "core busy", "Share of that time that kept a core busy.", "share", bar=True),
+        Column("capacity", "most/s", "Results per second that the stage can deliver.", "rate"),
         Column(
-            key="fill",
-            title="fill",
-            how="Results ready in the stage's buffer at its last report, as a share of the buffer. Empty means that "
+            "fill",
+            "fill",
+            "Results ready in the stage's buffer at its last report, as a share of the buffer. Empty means that "
             "the next stage waits for this one.",
-            kind="share",
+            "share",
             bar=True,
         ),
-        Column(key="room", title="buffer", how="Size of that buffer, in results.", kind="count"),
-        Column(key="notes", title="notes", how="What the stage chose for itself, and why.", wrap=True, narrow=False),
+        Column("room", "buffer", "Size of that buffer, in results.", "count"),
+        Column("notes", "notes", "What the stage chose for itself, and why.", wrap=True, narrow=False),
     )
     return Grid(
         name="stages",

@@ -9,14 +9,15 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, HeatMap
 from paceline.record.phases import PHASES
+from paceline.reports.figure_text import SLOWEST
+from paceline.reports.report import Column, Sentence
 from paceline.tables.iterations import counted, measured
 from paceline.tables.stragglers import lags, stragglers
 from paceline.units import seconds
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.run_parts import SLOWEST
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 
 COLUMNS = 600  # of the heat map; if there are more steps, several share a column
 ROWS = 512  # ranks in the charts
@@ -30,16 +31,15 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     for row in named.to_dicts()[:5]:
         delay = f"{seconds(row['behind'])} per step behind the other ranks since step {row['since']:,}"
         blocks.append(
-            Note(
-                text=f"Rank {row['rank']} is {delay}, mostly in {row['cause']} ({seconds(row['excess'])} more).",
-                tone="warn",
+            Sentence(
+                f"Rank {row['rank']} is {delay}, mostly in {row['cause']} ({seconds(row['excess'])} more).", "warn"
             )
         )
     if not table.height:
         why = "the parts of a step were not timed" if not steps["split"].any() else "too few steps of all ranks"
-        blocks.append(Note(text=f"Whether a rank is slow is not known: {why}."))
+        blocks.append(Sentence(f"Whether a rank is slow is not known: {why}."))
     elif not named.height:
-        blocks.append(Note(text="No straggler: all ranks take about the same time for their own work.", tone="good"))
+        blocks.append(Sentence("No straggler: all ranks take about the same time for their own work.", "good"))
     if late.height:
         blocks.append(heat_map(late, measure(record).step_time))
     blocks += [_parts(steps), _grid(steps, table)]
@@ -115,22 +115,15 @@ def _grid(steps: pl.DataFrame, table: pl.DataFrame) -> Grid:
         name="ranks",
         title=f"{shown.height:,} rank{'' if shown.height == 1 else 's'}",
         columns=(
-            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-            Column(key="total", title="step time", how="Median wall time after warm-up.", kind="seconds"),
-            Column(
-                key="own", title="own work", how="Median step time without waiting for other ranks.", kind="seconds"
-            ),
-            Column(key="behind", title="behind", how=SLOWEST, kind="seconds"),
-            Column(key="slow", title="slow", how=SLOWEST, kind="flag"),
-            Column(
-                key="since",
-                title="since step",
-                how="From this step on, the rank is behind in most steps.",
-                kind="count",
-            ),
-            Column(key="cause", title="mostly in", how="The part with the largest delay against the other ranks."),
-            *(Column(key=part, title=part, how=mean, kind="seconds", optional=True) for part in PHASES),
-            Column(key="memory", title="memory", how="Peak memory, as the worker counted.", kind="bytes"),
+            Column("rank", "rank", "Rank of the worker.", "count"),
+            Column("total", "step time", "Median wall time after warm-up.", "seconds"),
+            Column("own", "own work", "Median step time without waiting for other ranks.", "seconds"),
+            Column("behind", "behind", SLOWEST, "seconds"),
+            Column("slow", "slow", SLOWEST, "flag"),
+            Column("since", "since step", "From this step on, the rank is behind in most steps.", "count"),
+            Column("cause", "mostly in", "The part with the largest delay against the other ranks."),
+            *(Column(part, part, mean, "seconds", optional=True) for part in PHASES),
+            Column("memory", "memory", "Peak memory, as the worker counted.", "bytes"),
         ),
         rows=shown.to_dicts(),
         mark="slow",

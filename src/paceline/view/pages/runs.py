@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
+from paceline.reports.report import Column, Row, Sentence
 from paceline.units import rate
 from paceline.view.records.library import MOST_RUNS, Library, RecordEntry
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid, Row
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
+
+NAME = "Name of the record, or its script; below it tags and mods. Hover: the record's folder."
+SPEED = "Samples of the whole batch divided by step time, after warm-up: the figure that `paceline run` prints."
 
 
 def _address(row: Row) -> str | None:
@@ -25,53 +29,26 @@ def first_page(verb: str, state: str) -> str:
 
 
 COLUMNS = (
+    Column("name", "run", NAME, link=_address, wrap=True, text="what", under="under"),
+    Column("started", "began", "Start of the launcher. Hover: local time.", "ago"),
+    Column("verb", "verb", "Verb that made the record.", chip=True),
+    Column("state", "state", "From run.json's outcome; without an outcome, running while files grow.", chip=True),
     Column(
-        key="name",
-        title="run",
-        how="Name of the record, or its script; below it tags and mods. Hover: the record's folder.",
-        link=_address,
-        wrap=True,
-        text="what",
-        under="under",
-    ),
-    Column(key="started", title="began", how="Start of the launcher. Hover: local time.", kind="ago"),
-    Column(key="verb", title="verb", how="Verb that made the record.", chip=True),
-    Column(
-        key="state",
-        title="state",
-        how="From run.json's outcome; without an outcome, running while files grow.",
-        chip=True,
-    ),
-    Column(
-        key="result",
-        title="result",
-        how="The gain of a tune, the knee of a sweep, speed-up and efficiency of a scale, the accuracy of a converge, "
+        "result",
+        "result",
+        "The gain of a tune, the knee of a sweep, speed-up and efficiency of a scale, the accuracy of a converge, "
         "the findings of a profile, the last numbers of paceline.log, or why the run failed; otherwise samples/s.",
         wrap=True,
     ),
-    Column(
-        key="loss",
-        title="loss",
-        how="Last recorded loss, as the script computed it; the line is the loss over the run.",
-        kind="number",
-        curve="curve",
-    ),
-    Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count", narrow=False),
-    Column(
-        key="samples_per_s",
-        title="samples/s",
-        how="Samples of the whole batch divided by step time, after warm-up: the figure that `paceline run` prints.",
-        kind="rate",
-        narrow=False,
-    ),
-    Column(
-        key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds", narrow=False
-    ),
-    Column(key="script", title="script", how="Path of the script, as typed.", spare=True),
-    Column(key="mods", title="mods", how="Mods, as given with --mod.", spare=True),
-    Column(key="steps", title="steps", how="Number of the last optimizer step of rank 0.", kind="count", spare=True),
-    Column(key="labels", title="name and tags", how="Labels of the record.", spare=True),
-    Column(key="note", title="note", how="Note on the record: paceline run --note.", spare=True),
+    Column("loss", "loss", "Last recorded loss; the line is the loss over the run.", "number", curve="curve"),
+    Column("workers", "workers", "Number of processes that ran the script.", "count", narrow=False),
+    Column("samples_per_s", "samples/s", SPEED, "rate", narrow=False),
+    Column("seconds", "took", "From the launch to the end of the last worker.", "seconds", narrow=False),
+    Column("script", "script", "Path of the script, as typed.", spare=True),
+    Column("mods", "mods", "Mods, as given with --mod.", spare=True),
+    Column("steps", "steps", "Number of the last optimizer step of rank 0.", "count", spare=True),
+    Column("labels", "name and tags", "Labels of the record.", spare=True),
+    Column("note", "note", "Note on the record: paceline run --note.", spare=True),
 )
 
 
@@ -92,9 +69,9 @@ def build(library: Library) -> Page:
     broken = [entry for entry in entries if entry.problem]
     if broken:
         more = f" And {len(broken) - 3} more." if len(broken) > 3 else ""
-        blocks.append(Note(text=" ".join(entry.problem for entry in broken[:3]) + more, tone="warn"))
+        blocks.append(Sentence(" ".join(entry.problem for entry in broken[:3]) + more, "warn"))
     if len(entries) == MOST_RUNS:
-        blocks.append(Note(text=f"Only the newest {MOST_RUNS:,} records are listed."))
+        blocks.append(Sentence(f"Only the newest {MOST_RUNS:,} records are listed."))
     return Page(title="Runs", lead=_relative(library.root), blocks=blocks)
 
 

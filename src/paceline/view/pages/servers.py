@@ -8,10 +8,11 @@ import msgspec
 
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.servers import ServerReport, read_reports
+from paceline.reports.report import Column, Sentence
 from paceline.units import count
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 
 MOST = 200  # bars; staler updates share the last one
 SERVERS = 64
@@ -19,7 +20,7 @@ SERVERS = 64
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     reports = read_reports(record.folder)[:SERVERS]
-    blocks: list[Block] = [Note(text=text, tone="warn") for text in _troubles(reports)]
+    blocks: list[Block] = [Sentence(text, "warn") for text in _troubles(reports)]
     if any(report.staleness for report in reports):
         blocks.append(histogram(reports))
     blocks.append(_grid(reports))
@@ -78,31 +79,17 @@ def _grid(reports: list[ServerReport]) -> Grid:
         name="servers",
         title=count(len(reports), "server"),
         columns=(
-            Column(key="server", title="server", how="Number of the server.", kind="count"),
-            Column(key="bytes", title="parameters", how="Size of the parameters that the server holds.", kind="bytes"),
-            Column(key="updates", title="updates", how="Updates made.", kind="count"),
-            Column(key="mean", title="mean staleness", how="Mean over the server's updates.", kind="number"),
-            Column(key="most", title="most", how="The largest staleness of an update.", kind="count"),
-            Column(
-                key="dropped",
-                title="dropped",
-                how="Gradients that came after their round.",
-                kind="count",
-                optional=True,
-            ),
-            Column(
-                key="duplicates",
-                title="sent twice",
-                how="Pushes that came twice; applied once.",
-                kind="count",
-                optional=True,
-            ),
-            Column(key="starts", title="starts", how="How often the server was started.", kind="count"),
-            Column(key="lost", title="lost", how="Updates lost in the last restart.", kind="count", optional=True),
-            Column(
-                key="refused", title="refused", how="Connections without the run's keys.", kind="count", optional=True
-            ),
-            Column(key="malformed", title="malformed", how="Messages that made no sense.", kind="count", optional=True),
+            Column("server", "server", "Number of the server.", "count"),
+            Column("bytes", "parameters", "Size of the parameters that the server holds.", "bytes"),
+            Column("updates", "updates", "Updates made.", "count"),
+            Column("mean", "mean staleness", "Mean over the server's updates.", "number"),
+            Column("most", "most", "The largest staleness of an update.", "count"),
+            Column("dropped", "dropped", "Gradients that came after their round.", "count", optional=True),
+            Column("duplicates", "sent twice", "Pushes that came twice; applied once.", "count", optional=True),
+            Column("starts", "starts", "How often the server was started.", "count"),
+            Column("lost", "lost", "Updates lost in the last restart.", "count", optional=True),
+            Column("refused", "refused", "Connections without the run's keys.", "count", optional=True),
+            Column("malformed", "malformed", "Messages that made no sense.", "count", optional=True),
         ),
         rows=rows,
     )

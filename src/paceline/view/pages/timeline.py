@@ -9,13 +9,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from paceline.reports.report import Column, Sentence
 from paceline.tables.gaps import REASONS
 from paceline.view.records.layout import KINDS, StepSpans
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
 from paceline.view.records.spans import MOST, spans_of, steps_of
-from paceline.view.ui.blocks import Block, Note, Page, TimeLine
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page, TimeLine
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 
 IN_REPORT = 20_000  # spans in a report
@@ -26,7 +27,7 @@ MANY = 100_000  # spans that a browser loads and draws at once; of more, it firs
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     steps = steps_of(record)
     if not steps:
-        return Page(title="Time line", blocks=[Note(text="No step can be drawn.")])
+        return Page(title="Time line", blocks=[Sentence("No step can be drawn.")])
     first, last = _chosen(steps, asked)
     step, until = steps[first], steps[last]
     report = "report" in asked
@@ -51,9 +52,9 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         )
     ]
     if spans.note:
-        blocks.append(Note(text=spans.note))
+        blocks.append(Sentence(spans.note))
     if spans.left_out:
-        blocks.append(Note(text=f"The {spans.left_out:,} shortest events are left out.", tone="warn"))
+        blocks.append(Sentence(f"The {spans.left_out:,} shortest events are left out.", "warn"))
     longest, gaps = record.once(
         f"Listing the longest of {len(spans.start):,} spans of steps {step} to {until}",
         lambda: (_longest(spans), _gaps(spans)),
@@ -94,17 +95,12 @@ def _longest(spans: StepSpans) -> Grid:
         name="longest",
         title="The longest events",
         columns=(
-            Column(key="name", title="event", how="Name of the event in the trace."),
-            Column(key="kind", title="kind", how="Op, mark, driver call, kernel or copy."),
-            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-            Column(key="track", title="where", how="Thread of the host, or stream of a device."),
-            Column(
-                key="start",
-                title="begins",
-                how="Time since the first step began on the first rank, by the profiler's clock.",
-                kind="seconds",
-            ),
-            Column(key="length", title="takes", how="Duration of the event, by the profiler's clock.", kind="seconds"),
+            Column("name", "event", "Name of the event in the trace."),
+            Column("kind", "kind", "Op, mark, driver call, kernel or copy."),
+            Column("rank", "rank", "Rank of the worker.", "count"),
+            Column("track", "where", "Thread of the host, or stream of a device."),
+            Column("start", "begins", "Since the first rank's first step began, by the profiler's clock.", "seconds"),
+            Column("length", "takes", "Duration of the event, by the profiler's clock.", "seconds"),
         ),
         rows=rows,
     )
@@ -147,11 +143,11 @@ def _gaps(spans: StepSpans) -> Grid | None:
 
 
 _GAPS = (
-    Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-    Column(key="track", title="stream", how="Stream of the device."),
-    Column(key="cause", title="cause", how="As the time line names it."),
-    Column(key="reason", title="in words", how="Why the stream had no work."),
-    Column(key="gaps", title="gaps", how="Number of gaps in which this cause has a part.", kind="count"),
-    Column(key="seconds", title="takes", how="Total time without work, by the profiler's clock.", kind="seconds"),
-    Column(key="share", title="share", how="Share of the steps shown.", kind="share", bar=True),
+    Column("rank", "rank", "Rank of the worker.", "count"),
+    Column("track", "stream", "Stream of the device."),
+    Column("cause", "cause", "As the time line names it."),
+    Column("reason", "in words", "Why the stream had no work."),
+    Column("gaps", "gaps", "Number of gaps in which this cause has a part.", "count"),
+    Column("seconds", "takes", "Total time without work, by the profiler's clock.", "seconds"),
+    Column("share", "share", "Share of the steps shown.", "share", bar=True),
 )

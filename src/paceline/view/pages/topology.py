@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.record.schema import WorkerInfo
+from paceline.reports.report import Column, Sentence
 from paceline.topology.choosing import DeviceChoice
 from paceline.topology.host import format_list, parse_list
 from paceline.topology.machine import Gpu, Link, NumaNode, Package, Topology
@@ -17,8 +18,8 @@ from paceline.topology.picture import DARK, LIGHT, draw, narrow
 from paceline.topology.survey import survey
 from paceline.units import count
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page, Picture
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page, Picture
+from paceline.view.ui.grid import Grid
 
 MOST = 64  # GPUs that can be drawn
 
@@ -46,7 +47,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         raise RecordError(f"{record.folder.file('run.json')} has an invalid topology: {error}.") from error
     topology = as_topology(recorded)
     if plain := _plain(topology, [core.id for core in recorded.cores]):
-        return Page(title="Topology", blocks=[Note(text=plain + _placed(record.run.workers))])
+        return Page(title="Topology", blocks=[Sentence(plain + _placed(record.run.workers))])
     blocks: list[Block] = [_drawn(topology, recorded.choice), _workers(record.run.workers)]
     return Page(title="Topology", blocks=blocks)
 
@@ -55,7 +56,7 @@ def build_machine() -> Page:
     """The page of the machine that `paceline view` runs on."""
     topology = survey()
     if plain := _plain(topology, [core for node in topology.numa for core in parse_list(node.cpus)]):
-        return Page(title="This machine", blocks=[Note(text=plain)])
+        return Page(title="This machine", blocks=[Sentence(plain)])
     return Page(title="This machine", lead=topology.host, blocks=[_drawn(topology, None), *_links(topology)])
 
 
@@ -111,7 +112,7 @@ def _drawn(topology: Topology, choice: DeviceChoice | None) -> Block:
         }
         return Picture(title=topology.host or "The machine", drawings=drawings)
     except (ValueError, KeyError, IndexError) as error:
-        return Note(text=f"The topology cannot be drawn: {error}.", tone="warn")
+        return Sentence(f"The topology cannot be drawn: {error}.", "warn")
 
 
 def _workers(workers: Sequence[WorkerInfo]) -> Grid:
@@ -130,12 +131,12 @@ def _workers(workers: Sequence[WorkerInfo]) -> Grid:
         name="workers",
         title="Placement of the workers",
         columns=(
-            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-            Column(key="host", title="host", how="Host name, as the host reports it."),
-            Column(key="gpu", title="GPU", how="First GPU of the worker, as in CUDA_VISIBLE_DEVICES."),
-            Column(key="cores", title="cores", how="Cores that the launcher bound the worker to."),
-            Column(key="threads", title="threads", how="Threads that the launcher gave the worker.", kind="count"),
-            Column(key="pid", title="process", how="Process ID on the host."),
+            Column("rank", "rank", "Rank of the worker.", "count"),
+            Column("host", "host", "Host name, as the host reports it."),
+            Column("gpu", "GPU", "First GPU of the worker, as in CUDA_VISIBLE_DEVICES."),
+            Column("cores", "cores", "Cores that the launcher bound the worker to."),
+            Column("threads", "threads", "Threads that the launcher gave the worker.", "count"),
+            Column("pid", "process", "Process ID on the host."),
         ),
         rows=rows,
         empty="The record names no workers.",
@@ -150,18 +151,11 @@ def _links(topology: Topology) -> list[Block]:
             name="links",
             title="Links",
             columns=(
-                Column(key="a", title="GPU", how="GPU index in PCI bus order, as in nvidia-smi.", kind="count"),
-                Column(key="b", title="GPU", how="GPU index in PCI bus order, as in nvidia-smi.", kind="count"),
-                Column(key="kind", title="kind", how="Kind of link, as nvidia-smi topo names it."),
-                Column(
-                    key="gb_per_s",
-                    title="usual GB/s",
-                    how="Usual bandwidth of this kind, one way; not measured.",
-                    kind="number",
-                ),
-                Column(
-                    key="p2p", title="peer to peer", how="Whether the driver allows peer-to-peer access.", kind="flag"
-                ),
+                Column("a", "GPU", "GPU index in PCI bus order, as in nvidia-smi.", "count"),
+                Column("b", "GPU", "GPU index in PCI bus order, as in nvidia-smi.", "count"),
+                Column("kind", "kind", "Kind of link, as nvidia-smi topo names it."),
+                Column("gb_per_s", "usual GB/s", "Usual bandwidth of this kind, one way; not measured.", "number"),
+                Column("p2p", "peer to peer", "Whether the driver allows peer-to-peer access.", "flag"),
             ),
             rows=msgspec.to_builtins(topology.links),
         )

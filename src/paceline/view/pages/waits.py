@@ -7,45 +7,23 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.errors import TraceError
+from paceline.reports.profile import waits_table
+from paceline.reports.report import Column, Sentence
 from paceline.tables.modules import modules
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.traced import head, profile_of
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    rows = [{**row, "line": row["line"] or None} for row in profile_of(record).waits]
-    blocks: list[Block] = [
-        *head(record),
-        Grid(
-            name="waits",
-            title="Lines that wait",
-            about="A call that reads a tensor's value (item, cpu, print …) blocks the host until the device is done.",
-            columns=(
-                Column(key="file", title="file", how="File of the script, from the marks of the capture."),
-                Column(
-                    key="line", title="line", how="Line in that file; none if the trace does not name it.", kind="count"
-                ),
-                Column(key="what", title="call", how="Method of the tensor; without a line, the driver call."),
-                Column(key="calls", title="calls per step", how="Mean over traced steps and ranks.", kind="number"),
-                Column(
-                    key="seconds",
-                    title="waited per step",
-                    how="Time in which the call blocked the host to wait for the device; without a device, the "
-                    "duration of the call. Mean over traced steps and ranks.",
-                    kind="seconds",
-                ),
-            ),
-            rows=rows,
-            empty="No line of the script waited.",
-        ),
-    ]
+    profile = profile_of(record)
+    blocks: list[Block] = [*head(record), Grid.of(waits_table(profile, profile.waits))]
     if any(trace.has_stack for trace in record.tables.traces):
         try:
             blocks.append(_modules(record))
         except TraceError as error:
-            blocks.append(Note(text=error.message, tone="warn", advice=error.advice))
+            blocks.append(Sentence(error.message, "warn", error.advice))
     return Page(title="Waits", blocks=blocks)
 
 
@@ -63,9 +41,9 @@ def _modules(record: Opened) -> Grid:
         name="modules",
         title="Modules",
         columns=(
-            Column(key="module", title="module", how="Path of the module, from torch's stack."),
-            Column(key="calls", title="calls", how="Mean per step and rank.", kind="count"),
-            *(Column(key=name, title=name.replace("_", " "), how=how, kind="seconds") for name in figures),
+            Column("module", "module", "Path of the module, from torch's stack."),
+            Column("calls", "calls", "Mean per step and rank.", "count"),
+            *(Column(name, name.replace("_", " "), how, "seconds") for name in figures),
         ),
         rows=table.to_dicts(),
     )

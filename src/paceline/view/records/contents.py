@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from paceline.errors import RecordError
+from paceline.reports.wording import say
 from paceline.units import count
 from paceline.view.records.library import Library, RecordEntry
 from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
 
 MOST_COMPARED = 60  # records to choose from: the newest
 SERIES = ("scale", "sweep", "tune", "converge", "bandwidth", "plan")  # verbs that run a series of trials

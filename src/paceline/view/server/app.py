@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.record.about.labels import labels_of, read_labels, write_labels
+from paceline.reports.report import Sentence
 from paceline.view.pages import compare, runs, timeline, topology
 from paceline.view.records.contents import comparable, shows
 from paceline.view.records.layout import overview, pack
@@ -42,7 +43,7 @@ from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
 from paceline.view.server.site import MOVED, PAGES, Kind
 from paceline.view.server.turns import Turns
-from paceline.view.ui.blocks import Note, Page
+from paceline.view.ui.blocks import Page
 from paceline.view.ui.links import href
 
 OURS = {
@@ -347,13 +348,13 @@ async def _static(request: Request) -> Response:
 async def _not_found(request: Request, error: HTTPException) -> Response:
     page = Page(
         title="Page not found",
-        blocks=[Note(text=f"There is no page {request.url.path[:200]}.", links=[("All runs", "/")])],
+        blocks=[Sentence(f"There is no page {request.url.path[:200]}.", links=[("All runs", "/")])],
     )
     return _error(page, error.status_code)
 
 
 async def _paceline_error(request: Request, error: PacelineError) -> Response:
-    note = Note(text=error.message, advice=error.advice, tone="bad", links=[("All runs", "/")])
+    note = Sentence(error.message, "bad", error.advice, links=[("All runs", "/")])
     return _error(
         Page(title="This page cannot be shown", blocks=[note]), 404 if isinstance(error, NoRecordError) else 422
     )
@@ -361,7 +362,7 @@ async def _paceline_error(request: Request, error: PacelineError) -> Response:
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     text = f"This is a bug in paceline: {type(error).__name__}. The terminal of `paceline view` shows the traceback."
-    return _error(Page(title="A bug", blocks=[Note(text=text, tone="bad", links=[("All runs", "/")])]), 500)
+    return _error(Page(title="A bug", blocks=[Sentence(text, "bad", links=[("All runs", "/")])]), 500)
 
 
 def _error(page: Page, status: int) -> Response:

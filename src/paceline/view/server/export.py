@@ -14,12 +14,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from paceline.errors import PacelineError, RecordError, UsageError
+from paceline.reports.report import Sentence
 from paceline.view.records.library import Library
 from paceline.view.records.limits import ViewLimits
 from paceline.view.records.record import Opened
 from paceline.view.server import render
 from paceline.view.server.site import Kind, pages_of
-from paceline.view.ui.blocks import Note, Page
+from paceline.view.ui.blocks import Page
 
 SCRIPTS = (
     "theme.js",
@@ -71,7 +72,7 @@ def _page(record: Opened, kind: Kind) -> Page:
     try:
         return kind.build(record, {"report": "1"})
     except (PacelineError, RecordError) as error:
-        return Page(title=kind.title, blocks=[Note(text=error.message, tone="bad", advice=error.advice)])
+        return Page(title=kind.title, blocks=[Sentence(error.message, "bad", error.advice)])
 
 
 def _safe(text: str) -> str:

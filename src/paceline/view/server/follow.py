@@ -19,12 +19,12 @@ from paceline.errors import PacelineError, RecordError
 from paceline.record import Step
 from paceline.record.inside import File
 from paceline.record.samples import FILE, Sample
+from paceline.reports.wording import say
 from paceline.tables.running import RunningFigures
 from paceline.view.pages.logs import printable
 from paceline.view.records.library import Library
 from paceline.view.records.reading import parse
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
 
 EVERY = 0.5  # seconds between two polls
 FIRST = 128 << 10  # bytes of a file at the first poll: the last few hundred steps

@@ -19,9 +19,9 @@ from paceline.charts.browser import figure
 from paceline.charts.chart import Chart
 from paceline.charts.words import in_words
 from paceline.record.phases import PHASES
+from paceline.reports.wording import say
 from paceline.view.records.layout import as_text
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Curves, Page
 from paceline.view.ui.grid import Grid

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from paceline.charts.chart import Chart
+from paceline.reports.report import Command, Figure, Sentence, Text, Tone, Words
 from paceline.view.records.layout import StepSpans
 from paceline.view.records.path import PathSpans
 from paceline.view.ui.grid import Grid
-
-Tone = Literal["", "good", "bad", "warn", "live"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """One key figure. `how` says how the figure was measured."""
-
-    label: str
-    value: str
-    how: str
-    detail: str = ""
-    tone: Tone = ""
-    large: bool = False  # one of the two figures that a person looks for first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +26,7 @@ class VerdictBlock:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    tiles: Sequence[Tile]
+    tiles: Sequence[Figure]
     kind: str = field(default="tiles", init=False)
 
 
@@ -85,18 +72,6 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """A message. `code` is shown below the text as it is, in a fixed font: a traceback."""
-
-    text: str
-    code: str = ""
-    tone: Tone = ""
-    advice: str = ""
-    links: Sequence[tuple[str, str]] = ()
-    kind: str = field(default="note", init=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FactsBlock:
     """Pairs of name and value that are not measurements."""
 
@@ -107,27 +82,6 @@ class FactsBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandBlock:
-    """A command to copy."""
-
-    title: str
-    command: str
-    about: str = ""
-    kind: str = field(default="command", init=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """Preformatted text, such as a log. Of a `diff`, added and removed lines are coloured."""
-
-    title: str
-    text: str
-    diff: bool = False
-    about: str = ""
-    kind: str = field(default="text", init=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """SVGs that Paceline drew. Pages show the one that suits as an image, in which no script can run: `drawings` are by
     theme (`light`, `dark`) and width (`wide`, `narrow`)."""
@@ -135,16 +89,6 @@ class Picture:
     title: str
     drawings: Mapping[tuple[str, str], str]
     kind: str = field(default="picture", init=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """An answer in sentences. `how` says where the numbers come from."""
-
-    title: str
-    lines: Sequence[str]
-    how: str = ""
-    kind: str = field(default="words", init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +140,10 @@ Block: TypeAlias = (
     | Chart
     | SplitBlock
     | Findings
-    | Note
+    | Sentence
     | Words
     | FactsBlock
-    | CommandBlock
+    | Command
     | Text
     | Picture
     | Curves

@@ -9,33 +9,21 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Chart, Line, Rule
 from paceline.charts.thin import thinned
-from paceline.converge.noise.critical_batch import CriticalBatch, critical_batch
 from paceline.errors import RecordError
 from paceline.record import read_run
-from paceline.record.inside import Folder
-from paceline.record.noise import read_noise
+from paceline.reports.noise import figure, find_noise
+from paceline.reports.report import Figure, Sentence
 from paceline.view.records.reading import LARGEST
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Tile
+from paceline.view.ui.blocks import Block
 
-HOW = (
-    "Estimated from gradient norms of two batch sizes, over the second half of the run: the batch size at which both "
-    "steps and samples cost twice their minimum. The interval comes from resampling blocks of steps."
-)
 _AUTO = re.compile(r"^large_batch=auto: the noise scale is ")
 
 
-def critical_tiles(record: Opened) -> list[Tile]:
+def critical_tiles(record: Opened) -> list[Figure]:
     """The critical batch size, if the run measured gradient noise."""
-    found = _measured(record.folder)
-    if found is None:
-        return []
-    value = f"above {found.low:,.0f}" if math.isinf(found.batch) else f"{found.batch:,.0f}"
-    high = "no bound" if math.isinf(found.high) else f"{found.high:,.0f}"
-    batch = _batch(record)
-    detail = f"95 %: {found.low:,.0f} to {high}"
-    detail += f"; this run's batch: {batch:,}" if batch else ""
-    return [Tile(label="critical batch", value=value, how=HOW, detail=detail)]
+    found = find_noise(record.folder)
+    return [figure(found, _batch(record))] if found is not None else []
 
 
 def noise_chart(record: Opened) -> list[Block]:
@@ -60,12 +48,12 @@ def noise_chart(record: Opened) -> list[Block]:
     ]
 
 
-def critical_notes(record: Opened) -> list[Block]:
+def critical_notes(record: Opened) -> list[Sentence]:
     """What the trials of `converge` found out about the critical batch size, one note for each different finding."""
     found: dict[str, str] = {}
     for name in record.trials:
         folder = record.folder.folder("trials", name.rpartition("/")[2])
-        measured = _measured(folder)
+        measured = find_noise(folder)
         if measured is not None and math.isfinite(measured.batch):
             text = f"Critical batch size: {measured.batch:,.0f} samples"
             found.setdefault("measured", f"{text} (95 %: {measured.low:,.0f} to {measured.high:,.0f}).")
@@ -76,14 +64,7 @@ def critical_notes(record: Opened) -> list[Block]:
         for notice in outcome.notices if outcome else []:
             if _AUTO.search(notice):
                 found.setdefault("auto", _AUTO.sub("Critical batch size, by large_batch=auto: ", notice) + ".")
-    return [Note(text=text) for text in found.values()]
-
-
-def _measured(folder: Folder) -> CriticalBatch | None:
-    try:
-        return critical_batch(read_noise(folder))
-    except (RecordError, OSError):
-        return None
+    return [Sentence(text) for text in found.values()]
 
 
 def _batch(record: Opened) -> int:

@@ -14,16 +14,10 @@ from paceline.charts.chart import DASHES, Axis, Chart, Dash, Line, Mark, Rule
 from paceline.charts.thin import thinned
 from paceline.errors import RecordError
 from paceline.record.logged import Logged, read_logged
-from paceline.trials.converge import charts as converge_charts
-from paceline.trials.converge.series import Verdict as ConvergeVerdict
-from paceline.trials.scale import charts as scale_charts
-from paceline.trials.scale.series import Verdict as ScaleVerdict
-from paceline.trials.sweep import charts as sweep_charts
-from paceline.trials.sweep.search import Verdict as SweepVerdict
+from paceline.reports.verdicts import VERBS
 from paceline.units import count
 from paceline.view.records.contents import is_series
 from paceline.view.records.record import Opened
-from paceline.view.ui.verdicts import as_verdict
 
 COLOURS = tuple(f"series{number}" for number in range(1, 9))  # no colour of a phase
 SPIKE = 3.0  # times the range of all but the highest 2 % of losses: a higher one is left out of the axis
@@ -139,17 +133,10 @@ def overlaid_results(runs: Sequence[Compared]) -> list[Chart]:
 
 def _result(record: Opened) -> tuple[Chart, Line] | None:
     """The main chart of a series and its main line; None if there is none, or if the verdict is damaged."""
+    of_verb = VERBS[record.run.verb]
     try:
-        match record.run.verb:
-            case "scale":
-                found = scale_charts.charts(as_verdict(record, ScaleVerdict))
-            case "sweep":
-                found = sweep_charts.charts(as_verdict(record, SweepVerdict))
-            case "converge":
-                found = converge_charts.accuracy(as_verdict(record, ConvergeVerdict))
-            case _:
-                return None
-    except RecordError:
+        found = of_verb.charts(of_verb.read(record.verdict))
+    except (msgspec.ValidationError, RecursionError):
         return None  # the record's own page says so
     lines = [each for each in found[0].series if isinstance(each, Line)] if found else []
     # Of a scale, the line that is not the perfect one; of a converge, the thick line of the chosen technique.

@@ -7,9 +7,9 @@ from typing import Any
 
 from paceline.advise.commands import to_type
 from paceline.advise.finding import in_sentences
+from paceline.reports.wording import say
 from paceline.view.records.contents import shows, uses_devices
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
 from paceline.view.ui.blocks import FindingBlock
 from paceline.view.ui.links import href
 

@@ -1,64 +1,29 @@
-"""A table on a page, with sorting, filtering and downloads. Every column says how its values were measured."""
+"""A table on a page, with sorting, filtering and downloads."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 
-from paceline.view.records.wording import NUMERIC, Kind, say
+from paceline.reports.report import Column, Row, Table
+from paceline.reports.wording import say
 
 SHOWN = 500  # rows on a page; if there are more, the server sorts and filters, and a download has all rows
 LONGEST = 200  # characters of a filter
 
-Row = Mapping[str, Any]
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet's formula
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """`key` names the column in rows and downloads; `how` says how the values were measured."""
+class Grid(Table):
+    """A table as a page shows it. It has the rows of all parts, and the ends of intervals in columns of their own."""
 
-    key: str
-    title: str
-    how: str
-    kind: Kind = "text"
-    link: Callable[[Row], str | None] | None = None
-    bar: bool = False  # also draw the share as a bar
-    wrap: bool = False  # long text continues on the next line
-    optional: bool = False  # a page hides the column if all its values are zero, such as times of a device
-    narrow: bool = True  # shown on a phone
-    spare: bool = False  # only in downloads
-    text: str = ""  # the key of the words to show in place of the value
-    under: str = ""  # the key of a second, quiet line of the cell
-    curve: str = ""  # the key of numbers that are drawn beside the value, as a small line
-    chip: bool = False  # the value is one of a few words, shown as a chip
-
-    @property
-    def numeric(self) -> bool:
-        return self.kind in NUMERIC
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """`name` identifies the grid on its page. `rows` are in the default order."""
-
-    name: str
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Row]
-    empty: str = "No rows."
-    about: str = ""
-    choose: str = ""  # the key that identifies a row, if rows can be ticked, to compare them
-    mark: str = ""  # the key of a flag: rows with this flag are highlighted
-    good: bool = False  # highlight as good, not as a warning
-    filters: Sequence[str] = ()  # keys of columns by whose values the rows can be chosen
-    whole: bool = False  # as long as its rows: the table does not scroll within the page
     # Set by `arranged`:
     sort: str = ""
     descending: bool = False
@@ -69,7 +34,12 @@ class Grid:
     base: str = ""  # the page's address, for links and downloads
     kept: Sequence[tuple[str, str]] = ()  # the other parameters of the page's query
     hidden: frozenset[str] = frozenset()  # spare columns, and those without any value; a download has them
-    kind: str = field(default="grid", init=False)
+
+    @classmethod
+    def of(cls, table: Table) -> Grid:
+        columns = [each for column in table.columns if column.on != "terminal" for each in (column, *column.ends)]
+        given = {field.name: getattr(table, field.name) for field in fields(Table) if field.init}
+        return cls(**given | {"columns": columns})
 
     def arranged(self, asked: Mapping[str, str], *, base: str = "", kept: Sequence[tuple[str, str]] = ()) -> Grid:
         """This grid, filtered and sorted by the page's query, if the query names this grid."""

@@ -14,11 +14,6 @@ STEP_TIME = (
     "Wall time between the ends of two consecutive optimizer steps, rank 0, after warm-up, without steps under the "
     "profiler or with evaluation: the median of blocks of steps."
 )
-SLOWEST = (
-    "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
-    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end, and "
-    "the delay is beyond the scatter of these steps."
-)
 
 
 def step_times(record: Opened, measures: Figures) -> Chart:

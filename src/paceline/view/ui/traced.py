@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from paceline.advise.profile import Profile, summarize
 from paceline.errors import RecordError, UsageError
+from paceline.reports.report import Figure
 from paceline.tables.timeline import CAUSES
 from paceline.units import percent, seconds
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, SplitBlock, Tile, Tiles
-from paceline.view.ui.grid import Column
+from paceline.view.ui.blocks import Block, SplitBlock, Tiles
 from paceline.view.ui.run_parts import STEP_TIME
 
-STEP = "Mean per step and rank, over all traced steps."
-HOST = "Time on the host, from the start to the end of the call, as torch's profiler recorded it"
-DEVICE = "Time of kernels and copies, by the device's clock, that were launched by"
 IDLE = {
     "input": "the script waited for its loader",
     "peer": "the host waited for other workers",
@@ -44,31 +41,31 @@ def head(record: Opened) -> list[Block]:
     device = profile.device or {}
     busy = sum(device.get(part, 0.0) for part in ("compute", "communication", "copy"))
     tiles = [
-        Tile(
-            label="traced",
-            value=f"{profile.steps} steps",
-            how="Steps in the trace of each rank, after warm-up.",
-            detail=f"{profile.first} to {profile.last}, {profile.ranks} rank{'' if profile.ranks == 1 else 's'}",
+        Figure(
+            "traced",
+            f"{profile.steps} steps",
+            "Steps in the trace of each rank, after warm-up.",
+            f"{profile.first} to {profile.last}, {profile.ranks} rank{'' if profile.ranks == 1 else 's'}",
         ),
-        Tile(
-            label="traced step",
-            value=seconds(profile.step),
-            how="Mean wall time of the traced steps, over ranks. The profiler makes steps longer.",
+        Figure(
+            "traced step",
+            seconds(profile.step),
+            "Mean wall time of the traced steps, over ranks. The profiler makes steps longer.",
         ),
     ]
     if profile.figures.step_time:
-        tiles.append(Tile(label="step time", value=seconds(profile.figures.step_time), how=STEP_TIME))
+        tiles.append(Figure("step time", seconds(profile.figures.step_time), STEP_TIME))
     if profile.device is not None:
         tiles += [
-            Tile(
-                label="device busy",
-                value=percent(busy / profile.step if profile.step else 0.0),
-                how="Share of the step in which a kernel or a copy ran, on any stream.",
+            Figure(
+                "device busy",
+                percent(busy / profile.step if profile.step else 0.0),
+                "Share of the step in which a kernel or a copy ran, on any stream.",
             ),
-            Tile(
-                label="on tensor cores",
-                value=percent(profile.tensor_cores),
-                how="Share of the device's compute time in kernels whose names say that they use tensor cores.",
+            Figure(
+                "on tensor cores",
+                percent(profile.tensor_cores),
+                "Share of the device's compute time in kernels whose names say that they use tensor cores.",
             ),
         ]
     return [Tiles(tiles)]
@@ -96,7 +93,3 @@ def device_split(record: Opened) -> list[Block]:
             total=profile.step,
         )
     ]
-
-
-def name_column(title: str, key: str = "name") -> Column:
-    return Column(key=key, title=title, how="As the trace names it.")

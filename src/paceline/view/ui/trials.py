@@ -8,11 +8,12 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.record.schema import Run
+from paceline.reports.report import Column, Row
 from paceline.units import count
 from paceline.view.records.library import RecordEntry, entry_of
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block
-from paceline.view.ui.grid import Column, Grid, Row
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 
 MOST = 500
@@ -28,20 +29,15 @@ def trials(record: Opened) -> list[Block]:
         return []
     rows = sorted((_row(record, name) for name in names), key=lambda row: row["started"] or 0.0)
     columns = (
-        Column(key="trial", title="trial", how="What the trial ran. Opens the trial's record.", link=_address),
-        Column(key="state", title="state", how="From the outcome in the trial's run.json."),
-        Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count"),
-        Column(key="batch", title="batch", how="Samples of a step, over all workers.", kind="count"),
-        Column(
-            key="samples_per_s",
-            title="samples/s",
-            how="Samples of the whole batch divided by step time: median over the last steps of rank 0.",
-            kind="rate",
-        ),
-        Column(key="steps", title="steps", how="Optimizer steps of rank 0.", kind="count", optional=True),
-        Column(key="loss", title="last loss", how="Last recorded loss, as the script computed it.", kind="number"),
-        Column(key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds"),
-        Column(key="why", title="why", how="Why the trial failed.", wrap=True),
+        Column("trial", "trial", "What the trial ran. Opens the trial's record.", link=_address),
+        Column("state", "state", "From the outcome in the trial's run.json."),
+        Column("workers", "workers", "Number of processes that ran the script.", "count"),
+        Column("batch", "batch", "Samples of a step, over all workers.", "count"),
+        Column("samples_per_s", "samples/s", "Samples divided by step time: median of rank 0's last steps.", "rate"),
+        Column("steps", "steps", "Optimizer steps of rank 0.", "count", optional=True),
+        Column("loss", "last loss", "Last recorded loss, as the script computed it.", "number"),
+        Column("seconds", "took", "From the launch to the end of the last worker.", "seconds"),
+        Column("why", "why", "Why the trial failed.", wrap=True),
     )
     return [Grid(name="trials", title=count(len(record.trials), "trial"), columns=columns, rows=rows)]
 

@@ -7,9 +7,10 @@ import polars as pl
 from paceline.charts.chart import Axis, Chart, Line
 from paceline.charts.thin import thinned
 from paceline.errors import RecordError
+from paceline.reports.report import Sentence
 from paceline.tables.devices import gpu_samples, host_samples
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note
+from paceline.view.ui.blocks import Block
 
 # Of GPUs, and of the ranks that use them. series1 is the run.
 COLOURS = ("series2", "series3", "series4", "series5", "series6", "series7", "series8")
@@ -24,7 +25,7 @@ def utilisation(record: Opened) -> list[Block]:
     try:
         record.prove_samples()
     except RecordError as error:
-        return [Note(text=error.message, tone="bad", advice=error.advice)]
+        return [Sentence(error.message, "bad", error.advice)]
     gpus = gpu_samples(record.folder)
     if gpus.height and gpus["utilisation"].is_not_null().any():
         return [

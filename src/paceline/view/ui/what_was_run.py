@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 
 from paceline.advise import commands
 from paceline.record.about.origin import Origin
+from paceline.reports.report import Sentence
+from paceline.reports.wording import say
 from paceline.units import count
 from paceline.view.records.record import Opened
-from paceline.view.records.wording import say
-from paceline.view.ui.blocks import Block, FactsBlock, Note
+from paceline.view.ui.blocks import Block, FactsBlock
 
 MOST_NOTICES = 20
 MOST_WORKERS = 16
-LOG = "Its log: "  # the last line of a failure's message
-# Where a traceback begins; that of an error in the script's syntax begins with the place.
-TRACEBACK = re.compile(r'^(Traceback \(most recent call last\):|  File "[^"\n]+", line \d+)', re.MULTILINE)
 
 
 def command(record: Opened, *, verb: str = "", more: Sequence[str] = (), mods: Sequence[str] | None = None) -> str:
@@ -44,26 +41,15 @@ def outcome_notes(record: Opened) -> list[Block]:
     outcome = record.run.outcome
     if outcome is None:
         stopped = "The run wrote no outcome: the run was killed, or its machine stopped."
-        return [Note(text=stopped, tone="bad")] if record.state == "stopped" else []
+        return [Sentence(stopped, "bad")] if record.state == "stopped" else []
     blocks: list[Block] = []
     if outcome.message:
-        blocks.append(failure_note(outcome.message))
+        blocks.append(Sentence.of_failure(outcome.message))
     elif outcome.interrupted:
-        blocks.append(Note(text="The run was interrupted.", tone="warn"))
+        blocks.append(Sentence("The run was interrupted.", "warn"))
     if outcome.notices:
-        blocks.append(Note(text="\n".join(outcome.notices[:MOST_NOTICES])))
+        blocks.append(Sentence("\n".join(outcome.notices[:MOST_NOTICES])))
     return blocks
-
-
-def failure_note(message: str) -> Note:
-    """A worker's failure, with its traceback in a fixed font."""
-    found = TRACEBACK.search(message)
-    at = found.start() if found else len(message)
-    head, whole = message[:at], message[at:].rstrip()
-    code, _, log = whole.rpartition("\n")
-    if not log.startswith(LOG):
-        code, log = whole, ""
-    return Note(text=head.strip(), code=code, advice=log, tone="bad")
 
 
 def _origin(origin: Origin | None) -> list[tuple[str, str]]:

@@ -1,41 +1,32 @@
-"""The page of a series of trials: its result, the trials as a table, and what was run.
+"""The page of a series of trials: the report of its verb, the trials as a table, and what was run.
 
 A series that was killed has no verdict; its page shows the trials that ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from paceline.errors import RecordError
-from paceline.plan.plan import Plan
-from paceline.trials.bandwidth.verdict import Verdict as BandwidthVerdict
-from paceline.trials.converge.series import Verdict as ConvergeVerdict
-from paceline.trials.scale.series import Verdict as ScaleVerdict
-from paceline.trials.sweep.search import Verdict as SweepVerdict
-from paceline.trials.tune.verdict import Verdict as TuneVerdict
-from paceline.view.pages.series.bandwidth import measuring
-from paceline.view.pages.series.converge import converging
-from paceline.view.pages.series.plan import planning
-from paceline.view.pages.series.scale import scaling
-from paceline.view.pages.series.sweep import sweeping
-from paceline.view.pages.series.tune import tuning
+from paceline.reports import bandwidth, converge, plan, scale, sweep, tune
+from paceline.reports.report import Command, Report, Sentence
+from paceline.reports.verdicts import VERBS
+from paceline.trials.tune.patch import BY_HAND, ByHand
+from paceline.view.pages.series.converge import losses
 from paceline.view.records.headline import headline
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, CommandBlock, Note, Page, VerdictBlock
+from paceline.view.ui.blocks import Block, Page, Tiles, VerdictBlock
+from paceline.view.ui.critical_batch import critical_notes
+from paceline.view.ui.grid import Grid
 from paceline.view.ui.trials import trials
-from paceline.view.ui.verdicts import as_verdict
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
 
 LONGEST = 400  # characters of the first sentence
-TITLES = {
-    "scale": "Scaling",
-    "sweep": "Batch sizes",
-    "tune": "Tuning",
-    "converge": "Large batches",
-    "bandwidth": "Communication",
-    "plan": "Plan",
-}
+PATCH = 256 << 10  # bytes of tuned.patch
 
 
 def build(record: Opened) -> Page:
@@ -43,10 +34,10 @@ def build(record: Opened) -> Page:
     try:
         blocks += _verdict(record)
     except RecordError as error:  # the trials can be shown all the same
-        blocks.append(Note(text=error.message, advice=error.advice, tone="bad"))
+        blocks.append(Sentence(error.message, "bad", error.advice))
     blocks = [*_first(record, blocks), *trials(record), facts(record)]
     what = "" if record.run.verb == "bandwidth" else f" of {Path(record.run.script).name}"
-    title = record.labels.name or TITLES[record.run.verb] + what
+    title = record.labels.name or VERBS[record.run.verb].title + what
     return Page(title=title, lead=command(record), lead_is_command=True, blocks=blocks)
 
 
@@ -55,7 +46,7 @@ def _first(record: Opened, blocks: list[Block]) -> list[Block]:
     said = headline(record.run, record.folder, longest=LONGEST)
     if not said:
         return blocks
-    typed = next((block for block in blocks if isinstance(block, CommandBlock)), None)
+    typed = next((block for block in blocks if isinstance(block, Command)), None)
     failed = record.state == "failed"
     sentence = f"Failed: {said}" if failed else said[:1].upper() + said[1:]
     first = VerdictBlock(
@@ -64,7 +55,8 @@ def _first(record: Opened, blocks: list[Block]) -> list[Block]:
         about=typed.title if typed else "",
         tone="bad" if failed else "",
     )
-    repeats = [block for block in blocks if isinstance(block, Note) and not block.code and block.text.startswith(said)]
+    repeats = [block for block in blocks if isinstance(block, Sentence) and not block.code]
+    repeats = [block for block in repeats if block.text.startswith(said)]
     return [first, *(block for block in blocks if block is not typed and block not in repeats)]
 
 
@@ -72,18 +64,53 @@ def _verdict(record: Opened) -> list[Block]:
     if not record.folder.file("verdict.json").exists():
         running = record.state == "running"
         text = "This series is in progress." if running else "This series wrote no verdict."
-        return [Note(text=text, tone="live" if running else "warn")]
+        return [Sentence(text, "live" if running else "warn")]
+    verb = record.run.verb
+    try:
+        verdict = VERBS[verb].read(record.verdict)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RecordError(f"{record.folder.file('verdict.json')} is not a verdict of {verb}: {error}.") from error
+    return blocks_of(report_of(verdict, record))
+
+
+def report_of(verdict: Any, record: Opened) -> Report:
     match record.run.verb:
         case "scale":
-            return scaling(as_verdict(record, ScaleVerdict), record)
+            return scale.report(verdict, record.run)
         case "sweep":
-            return sweeping(as_verdict(record, SweepVerdict), record)
+            return sweep.report(verdict, record.run)
         case "converge":
-            return converging(as_verdict(record, ConvergeVerdict), record)
+            notes = critical_notes(record)
+            return converge.report(verdict, record.run, losses=losses(verdict, record), notes=notes)
         case "bandwidth":
-            return measuring(as_verdict(record, BandwidthVerdict))
+            return bandwidth.report(verdict)
         case "plan":
-            return planning(as_verdict(record, Plan))
-        case "tune":
-            return tuning(as_verdict(record, TuneVerdict), record)
-    raise RecordError(f"{record.name}: paceline view does not know the verb {record.run.verb}.")
+            return plan.report(verdict)
+    patch, by_hand, troubles = _rewritten(record)
+    path = record.folder.file("tuned.patch")
+    return tune.report(verdict, run=record.run, patch=patch, path=str(path), by_hand=by_hand, troubles=troubles)
+
+
+def blocks_of(report: Report) -> list[Block]:
+    """The page of a report. The figures that a person looks for come first."""
+    figures = sorted(report.figures, key=lambda figure: not figure.large)
+    tables = [Grid.of(table) for table in report.tables if table.on != "terminal"]
+    return [*([Tiles(figures)] if figures else []), *report.said, *report.charts, *tables, *report.after]
+
+
+def _rewritten(record: Opened) -> tuple[str, Sequence[ByHand], list[Sentence]]:
+    """The patch of the script, the lines that replace the mods that are not in it, and what cannot be read."""
+    patch, by_hand, troubles = "", [], []
+    try:
+        patch = record.folder.file("tuned.patch").read(PATCH).decode(errors="replace")
+    except OSError:
+        pass
+    except RecordError as error:
+        troubles.append(Sentence(error.message, "bad", error.advice))
+    try:
+        by_hand = msgspec.json.decode(record.folder.file(BY_HAND).read(PATCH), type=list[ByHand])
+    except FileNotFoundError:
+        pass
+    except (OSError, RecordError, msgspec.DecodeError, RecursionError) as error:
+        troubles.append(Sentence(f"{record.folder.file(BY_HAND)} cannot be read: {error}.", "bad"))
+    return patch, by_hand, troubles

@@ -6,8 +6,16 @@ from typing import Any
 
 import msgspec
 
+from paceline.reports.report import Figure, Tone
 from paceline.tables.figures import Figures
 from paceline.units import percent, seconds
+
+EVEN = 0.1  # share of a step: workers that differ by less are called even
+SLOWEST = (
+    "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
+    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end, and "
+    "the delay is beyond the scatter of these steps."
+)
 
 
 def spread_words(figures: Figures) -> str:
@@ -18,17 +26,20 @@ def spread_words(figures: Figures) -> str:
     return f"spread {percent(slowest.share)}" + (f" (slowest: rank {slowest.rank})" if slowest.slow else "")
 
 
-def slowest_words(figures: Figures) -> str:
-    """One line about the slowest worker, for a summary. Empty for one worker."""
-    slowest = figures.slowest
-    if slowest is None:
-        return ""
-    if not slowest.slow:
-        return f"slowest worker: none is late all the time (spread {percent(slowest.share)} of a step)"
-    return (
-        f"slowest worker: rank {slowest.rank}, {seconds(slowest.behind)} a step behind the others\n"
-        f"(spread {percent(slowest.share)} of a step; since step {slowest.since:,}, in {slowest.cause})"
-    )
+def slowest(figures: Figures) -> list[Figure]:
+    """The slowest worker. Empty for one worker."""
+    first = figures.slowest
+    if first is None:
+        return []
+    name, spread = "slowest worker", f"spread {percent(first.share)} of a step"
+    if not first.slow:
+        none = "none is late all the time"
+        tone: Tone = "good" if first.share < EVEN else ""
+        return [Figure(name, "none", SLOWEST, f"{none}: {spread}", tone, said=f"{name}: {none} ({spread})")]
+    rank, since = f"rank {first.rank}", f"since step {first.since:,}, in {first.cause}"
+    behind = f"{seconds(first.behind)} a step behind the others"
+    said = f"{name}: {rank}, {behind}\n({spread}; {since})"
+    return [Figure(name, rank, SLOWEST, f"{behind}, {since}: {spread}", "warn", said=said)]
 
 
 def figures_document(figures: Figures) -> dict[str, Any]:

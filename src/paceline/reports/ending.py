@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from paceline.errors import RecordError
 from paceline.record import read_steps
 from paceline.record.phases import CHECK
 from paceline.record.schema import Outcome
+from paceline.reports.report import Sentence
 from paceline.script.output.overlay import process_start
 from paceline.trials.core.wall_clock import WallClock, read_wall_clock
 from paceline.units import seconds
@@ -30,11 +29,10 @@ def verdict_of(outcome: Outcome) -> str:
     return f"failed: worker {outcome.failed_rank} {cause}"
 
 
-def show_ending(console: Console, outcome: Outcome) -> None:
-    """Prints how a run has ended, unless it has succeeded."""
-    if verdict := verdict_of(outcome):
-        style = "bold red" if outcome.exit_code and not outcome.interrupted else ""
-        console.print(verdict, style=style, soft_wrap=True)
+def ending(outcome: Outcome) -> list[Sentence]:
+    """How a run has ended, unless it has succeeded."""
+    verdict = verdict_of(outcome)
+    return [Sentence(verdict, "bad" if outcome.exit_code and not outcome.interrupted else "")] if verdict else []
 
 
 def wall_clock_of(record: Path, warm_up: int, outcome: Outcome) -> WallClock | None:

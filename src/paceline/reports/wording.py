@@ -1,19 +1,21 @@
-"""Formats values of each kind as text for a page."""
+"""Formats values of each kind as text, for terminals and pages."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from paceline.units import percent, rate, seconds, size
 
-Kind = Literal[
-    "text", "count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "ago", "flag", "times"
+Numeric = Literal[
+    "count", "number", "seconds", "share", "percent", "change", "rate", "bytes", "speed", "gb", "moment", "ago", "times"
 ]
-NUMERIC = ("count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "ago", "times")
+Kind = Literal["text", "flag"] | Numeric
+NUMERIC = get_args(Numeric)
 NOTHING = "–"
+BAR = 24  # columns of a full bar in a terminal
 
 
 def say(value: Any, kind: Kind) -> str:
@@ -31,6 +33,14 @@ def say(value: Any, kind: Kind) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def gb(value: float) -> str:
+    """A rate in GB/s, with at most three digits."""
+    for least, digits in ((100, 0), (10, 1), (0.1, 2)):
+        if value >= least:
+            return f"{value:,.{digits}f}"
+    return f"{value:.1g}"
 
 
 def change(value: float) -> str:
@@ -64,11 +74,19 @@ _NUMBERS: dict[Kind, Callable[[float], str]] = {
     "number": number,
     "seconds": seconds,
     "share": percent,
+    "percent": lambda value: percent(value, digits=0),
     "change": change,
     "rate": rate,
     "bytes": size,
     "speed": lambda value: f"{size(value)}/s",
+    "gb": gb,
     "moment": moment,
     "ago": ago,
-    "times": lambda value: f"{value:.3g}×",
+    "times": lambda value: f"{value:.2f}×",
 }
+
+
+def bar(width: float) -> str:
+    """A bar of this many columns, rounded to an eighth of a column."""
+    eighths = round(width * 8)
+    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

@@ -7,13 +7,11 @@ import pytest
 
 from paceline.charts.browser import figure
 from paceline.charts.svg import write_svg
-from paceline.trials.bandwidth import charts as bandwidth
+from paceline.reports import bandwidth, converge, tune
 from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate
 from paceline.trials.bandwidth.verdict import Verdict as Bandwidth
-from paceline.trials.converge import charts as converge
 from paceline.trials.converge.series import ALONE, Row, Sharp, Spread
 from paceline.trials.converge.series import Verdict as Converge
-from paceline.trials.tune import charts as tune
 from paceline.trials.tune.verdict import Verdict as Tune
 
 SPREAD = Spread(mean=0.8, low=0.7, high=0.9, seeds=2)
@@ -94,7 +92,7 @@ def test_bandwidth_by_size_and_by_pair(tmp_path):
     ]  # fmt: skip
     empty: dict = {name: [] for name in ("copies", "copy_limits", "flags", "notes", "failures")}
     verdict = Bandwidth(workers=2, pairs=pairs, collectives=collectives, interrupted=False, **empty)
-    curves, maps = bandwidth.collectives(verdict), bandwidth.pairs(verdict)
+    curves, maps = bandwidth.curves(verdict), bandwidth.pair_maps(verdict)
     assert [chart.title for chart in curves] == ["all-reduce", "broadcast"]
     line = curves[0].series[0]
     assert (list(line.x), line.name) == ([1 << 10, 1 << 20], "gloo, 2 workers")
@@ -104,6 +102,6 @@ def test_bandwidth_by_size_and_by_pair(tmp_path):
     assert maps[0].series[0].cells == [[None, 10.0, None], [None, None, 11.0], [12.0, None, None]]
     assert [cell for row in maps[2].series[0].cells for cell in row if cell] == pytest.approx([2.0, 2.0, 2.0])
     two = Bandwidth(workers=2, pairs=pairs[:1], collectives=collectives, interrupted=False, **empty)
-    assert bandwidth.pairs(two) == [], "between two ends there is one number"
+    assert bandwidth.pair_maps(two) == [], "between two ends there is one number"
     takes(curves, tmp_path / "collectives.svg")
     takes(maps, tmp_path / "pairs.svg")

@@ -1,0 +1,1 @@
+"""What a verb reports, declared once; and its renderers."""
