@@ -102,6 +102,7 @@ class RunSettings:
     workers: int = 1
     strategy: str = "mirrored"  # as typed: name, or name(argument=value,…)
     launch_as: Launcher | None = None  # the script distributes itself, and gets this launcher's environment variables
+    spread: int = 0  # hosts that share the workers equally; 0: each host is filled before the next
     batch: Batch = "keep"
     batch_dim: int = 0
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from paceline.cli import prove
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.extras import need
 from paceline.cli.shared.live import LiveLine
@@ -151,13 +152,14 @@ def profile(
         )
     settings = replace(
         asked.settings(),
-        workers=options.default_workers(asked.strategy) if workers is None else workers,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=to_the_end),
     )
     seconds, labels = series.parse_time(budget), asked.labels()
+    own = options.default_workers(asked.strategy)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, own, quiet=quiet))
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
-    check(settings, discover(), oversubscribe=asked.oversubscribe)
+    check(settings, discover(), oversubscribe=asked.oversubscribe or session.hosts is not None)
     if tensorboard is not None:
         prove_board(tensorboard)
     session.open_record(record, asked.script, script=asked.script, share=asked.share_record, labels=labels)

@@ -14,11 +14,11 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.cli.shared import lasting_options, options
+from paceline.cli.shared.clusters import cluster_of
 from paceline.cli.shared.command_words import another_verb
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.shared.told_figures import figures_document, slowest_words
@@ -150,7 +150,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def run(
     context: typer.Context,
-    asked: RunOptions,
+    asked: ScriptOptionsWithLauncher,
     workers: options.Workers = None,
     batch: BatchOption = "keep",
     steps: Steps = None,

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
@@ -126,10 +127,11 @@ def tune(
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
-        workers=options.default_workers(asked.strategy) if workers is None else workers,
         steps=steps,
         enough=ENOUGH,
     )
+    own = options.default_workers(asked.strategy)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, own, quiet=quiet))
     host = discover()
     start = tuple(str(asked) for asked in catalog.parse(mod or []))
     check_asked(start=start, allow=allow or [], only=only or [], without=without or [])

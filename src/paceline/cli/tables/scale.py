@@ -7,6 +7,7 @@ from rich.table import Table
 
 from paceline.trials.core.same_numbers import SameNumbers
 from paceline.trials.scale import series as trials
+from paceline.trials.scale.border import steps_sentence
 from paceline.trials.scale.why import CAUSES
 from paceline.units import count, percent, rate, seconds
 
@@ -35,6 +36,10 @@ def show_verdict(console: Console, verdict: trials.Verdict) -> None:
         if p.why and p.why.sentence:
             console.print(p.why.sentence)
             console.print()
+    for sentence in (steps_sentence(verdict.points), verdict.border.sentence if verdict.border else ""):
+        if sentence:
+            console.print(sentence, style="bold")
+            console.print()
     console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
     if verdict.tie:
         console.print(f"≈: {verdict.tie}.", soft_wrap=True)
@@ -62,7 +67,9 @@ def _table() -> Table:
 def speed_table(verdict: trials.Verdict) -> Table:
     """Throughput, speed-up and efficiency, with the spread over rounds."""
     table = _table()
-    for name in ("workers", "samples/s", "low–high", "speed-up", "low–high", "efficiency", "view"):
+    several = any(p.hosts > 1 for p in verdict.points)
+    last = ("hosts", "step") if several else ("view",)  # a table of 80 columns has no room for all of them
+    for name in ("workers", "samples/s", "low–high", "speed-up", "low–high", "efficiency", *last):
         table.add_column(name, justify="right", no_wrap=True)
     for p in verdict.points:
         table.add_row(
@@ -72,7 +79,7 @@ def speed_table(verdict: trials.Verdict) -> Table:
             f"{'≈ ' * p.tied}{p.speedup:.2f}×",
             f"{p.speedup_low:.2f}–{p.speedup_high:.2f}",
             "-" if p.efficiency is None else percent(p.efficiency, digits=0),
-            p.view or "-",
+            *((str(p.hosts), "-" if p.added is None else percent(p.added, digits=0)) if several else (p.view or "-",)),
         )
     return table
 

@@ -16,6 +16,7 @@ import msgspec
 from paceline.comm.measuring.plan import OPS, MeasuringPlan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
+from paceline.launch.cluster.crew import KeptHosts
 from paceline.record.folder import unwritable
 from paceline.record.private import create, make_folder, write_file
 from paceline.settings import RunSettings
@@ -92,7 +93,7 @@ def plan(
 def carry_out(
     trials: Sequence[Trial],
     *,
-    zygote: Zygote,
+    zygote: Zygote | KeptHosts,
     record: Path,
     share: bool = False,
     on_event: Callable[[Event], None],

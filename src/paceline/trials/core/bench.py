@@ -19,6 +19,7 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.launch import Event, Zygote, launch
+from paceline.launch.cluster.crew import KeptHosts
 from paceline.launch.interrupts import Interrupted
 from paceline.record import read_run
 from paceline.record.folder import unwritable
@@ -105,7 +106,7 @@ class Bench:
         self,
         settings: RunSettings,
         *,
-        zygote: Zygote,
+        zygote: Zygote | KeptHosts,
         record: Path,
         budget: Budget,
         verb: str,
