@@ -179,13 +179,17 @@ def run(
     bounds = lasting_options.bounds_of(elastic)
     needed = restarts > 0 or bounds.most is not None
     saving = lasting_options.saving_of(asked.script, every=save_every, folder=save_to, resume=resume, needed=needed)
-    said = ""
+    said, strategy = "", "mirrored"
     if preset is not None:
         found, where = find_preset(preset, asked.script, module=asked.module, records=record)
         if workers is None and not any(typed.startswith("workers=") for typed in mods):
             workers = found.workers
+        if compression == "none":
+            compression = found.compression
+        strategy = found.strategy
         mods = reduce(together, mods, tuple(found.mods))
-        said = f"preset of {where}: {' '.join(mods) or ': '.join(filter(None, ('no mods', found.said)))}"
+        more = [found.strategy] * (found.strategy != "mirrored") + [found.compression] * (found.compression != "none")
+        said = f"preset of {where}: {' '.join([*mods, *more]) or ': '.join(filter(None, ('no mods', found.said)))}"
     settings = replace(
         asked.settings(),
         batch=batch,
@@ -201,6 +205,8 @@ def run(
         noise_scale=noise_scale,
         track=tuple(dict.fromkeys(track or ())),
     )
+    if settings.strategy == "mirrored":
+        settings = replace(settings, strategy=strategy)
     own = bounds.most or options.default_workers(asked.strategy, mod or ())
     with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):
         settings = replace(settings, workers=workers)

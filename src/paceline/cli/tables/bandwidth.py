@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from paceline.topology.links import in_words
+from paceline.trials.bandwidth.charts import ENDS
 from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, unsteady
 from paceline.units import count, percent, seconds, size
 
@@ -27,11 +28,12 @@ def show(console: Console, verdict: Verdict) -> None:
         _section(console, f"host ↔ device and device memory, GB/s · {told}", copy_table(verdict.copies))
     for between, backend in dict.fromkeys((pair.between, pair.backend) for pair in verdict.pairs):
         found = [pair for pair in verdict.pairs if (pair.between, pair.backend) == (between, backend)]
-        title = f"{'GPUs' if between == 'gpus' else 'workers'}, {_way(backend)}"
+        title = f"{ENDS[between]}, {_way(backend)}"
         if len(found) <= FEW:
-            _section(console, f"pairs of {title}, GB/s", pair_table(found))
+            _section(console, f"pairs of {title}, GB/s", pair_table(found, verdict.hosts))
             continue
-        ends, one_way, both_ways, latencies = matrices(found)
+        numbers, one_way, both_ways, latencies = matrices(found)
+        ends = [verdict.hosts[number] if between == "hosts" else str(number) for number in numbers]
         _section(console, f"{title}: GB/s one way", matrix_table(ends, one_way, gb))
         _section(console, f"{title}: GB/s both ways", matrix_table(ends, both_ways, gb))
         _section(console, f"{title}: latency", matrix_table(ends, latencies, seconds))
@@ -90,17 +92,21 @@ def copy_table(copies: list[CopyRate]) -> Table:
     return table
 
 
-def pair_table(pairs: list[PairRate]) -> Table:
-    """Rates between two workers, or between two GPUs."""
+def pair_table(pairs: list[PairRate], hosts: Sequence[str] = ()) -> Table:
+    """Rates between two workers, two GPUs, or two hosts with these names."""
     linked = any(pair.kind for pair in pairs)
-    one_sided = pairs[0].between == "workers"
+    one_sided = pairs[0].between != "gpus"
     table = _table("pair", "one way", "low–high", "both ways", "latency", *(("usual", "joined by") if linked else ()))
     if linked:
         table.columns[-1].justify = "left"
     for pair in pairs:
         kind = f"{in_words(pair.kind)} ({pair.kind})" if pair.kind else "-"
         table.add_row(
-            f"{pair.a}–{pair.b}" if one_sided else f"{pair.a}→{pair.b}",
+            f"{hosts[pair.a]}–{hosts[pair.b]}"
+            if pair.between == "hosts"
+            else f"{pair.a}–{pair.b}"
+            if one_sided
+            else f"{pair.a}→{pair.b}",
             gb(pair.gb_per_s),
             f"{gb(pair.low)}–{gb(pair.high)}",
             gb(pair.both_ways_gb_per_s),
@@ -110,11 +116,11 @@ def pair_table(pairs: list[PairRate]) -> Table:
     return table
 
 
-def matrix_table(names: list[int], cells: Matrix, told: Callable[[float], str]) -> Table:
+def matrix_table(names: list[str], cells: Matrix, told: Callable[[float], str]) -> Table:
     """Rates from each end (the row) to each other end (the column)."""
-    table = _table("", *map(str, names))
+    table = _table("", *names)
     for name, line in zip(names, cells, strict=True):
-        table.add_row(str(name), *("X" if math.isnan(cell) else told(cell) for cell in line))
+        table.add_row(name, *("X" if math.isnan(cell) else told(cell) for cell in line))
     return table
 
 

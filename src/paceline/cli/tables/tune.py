@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.mods import catalog
-from paceline.trials.tune.candidates import INEXACT, MORE, name_of
+from paceline.trials.tune.candidates import INEXACT, INEXACT_ACROSS, MORE, name_of, summary_of
 from paceline.trials.tune.patch import Patch
 from paceline.trials.tune.verdict import Problem, Reason, Row, Verdict
 from paceline.units import count, percent, rate
@@ -81,9 +80,9 @@ def show_final(console: Console, verdict: Verdict) -> None:
                 style="yellow",
                 soft_wrap=True,
             )
-        elif mod in INEXACT:
+        elif mod in (*INEXACT, *INEXACT_ACROSS):
             console.print(
-                f"{mod} gives up the same numbers: {catalog.CATALOG[name_of(mod)].summary}",
+                f"{mod} gives up the same numbers: {summary_of(name_of(mod))}",
                 style="yellow",
                 soft_wrap=True,
             )

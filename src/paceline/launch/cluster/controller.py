@@ -89,7 +89,8 @@ def _watched(
         stack.enter_context(told_of_stops(crew.agents.suspend, crew.agents.resume))
         if run.most is not None:
             stack.enter_context(host_list.watched(lambda: crew.agents.put(ROOM, b"")))
-        notices = crew.check(lambda: bool(signals.came))
+        crew.check(lambda: bool(signals.came))
+        notices = crew.take_notices()
         hosts = crew.assigned(run, record)
         watch = stack.enter_context(
             Watch(

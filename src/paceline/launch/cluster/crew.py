@@ -26,10 +26,10 @@ class Crew:
 
     def __init__(self, backend: ClusterBackend, specs: Sequence[HostSpec], run: RunSettings, interface: str | None):
         """`run`: one of the runs, which all have its script. `interface`: between the hosts, as typed."""
-        self.specs, self.notices, self._told = list(specs), list[str](), 0
+        self.specs, self._notices, self._told = list(specs), list[str](), 0
         self._backend, self._interface, self.script = backend, interface, (run.script, run.module)
         self._way: preflight.Way | None = None
-        self._is_checked = False
+        self._is_checked, self.facts = False, list[wire.Facts]()
         self.agents = Agents(len(specs))
         self.hosts: list[RemoteHost] = []
 
@@ -65,12 +65,11 @@ class Crew:
             handle = self._backend.start_agent(spec, variables, msgspec.json.encode(boot))
             self.hosts.append(RemoteHost(spec, number, 0, agents=self.agents, handle=handle, record=Path()))
 
-    def check(self, interrupted: Callable[[], bool]) -> list[str]:
-        """Notices about the hosts, before the first run. Raises LaunchError, with all problems, if some host cannot be
-        used."""
+    def check(self, interrupted: Callable[[], bool]) -> None:
+        """Looks at the hosts before the first run. LaunchError, with all problems, if some host cannot be used."""
         if self._is_checked:
-            return []
-        notices, self._way = preflight.check(
+            return
+        self._notices, self._way, self.facts = preflight.check(
             self.hosts,
             versions=compared(),
             digest=facts.digest(self._path) if self._path else "",
@@ -81,6 +80,10 @@ class Crew:
             interrupted=interrupted,
         )
         self._is_checked = not interrupted()
+
+    def take_notices(self) -> list[str]:
+        """Notices about the hosts that were not told yet."""
+        notices, self._notices = self._notices, []
         return notices
 
     def assigned(self, run: RunSettings, record: Path) -> list[RemoteHost]:
@@ -157,6 +160,12 @@ class KeptHosts:
         from paceline.launch.cluster.controller import launch_on
 
         return launch_on(run, self._backend, record=record, on_event=on_event, verb=verb, limit=limit, kept=self)
+
+    def facts(self, run: RunSettings) -> list[wire.Facts]:
+        """What the hosts tell of themselves, before the first of these runs. Raises as a run does."""
+        with self.crew(run) as crew:
+            crew.check(lambda: False)
+            return crew.facts
 
     @contextlib.contextmanager
     def crew(self, run: RunSettings) -> Iterator[Crew]:

@@ -50,6 +50,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     has_folder: bool
     interfaces: tuple[Interface, ...]
     cores: int
+    gpus: int = 0
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):

@@ -12,7 +12,7 @@ from paceline.units import size
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
 
 
-ENDS = {"gpus": "GPUs", "workers": "workers"}  # what a pair is a pair of
+ENDS = {"gpus": "GPUs", "workers": "workers", "hosts": "hosts"}  # what a pair is a pair of
 FEWEST = 3  # ends of a heat map: between two there is only one number
 
 
@@ -23,7 +23,8 @@ def pairs(verdict: Verdict) -> list[Chart]:
         names, one_way, both_ways, latency = matrices(list(of_kind))
         if len(names) < FEWEST:
             continue
-        labels = [f"{'GPU' if between == 'gpus' else 'worker'} {name}" for name in names]
+        end = {"gpus": "GPU", "hosts": "host"}.get(between, "worker")
+        labels = [verdict.hosts[name] if end == "host" and verdict.hosts else f"{end} {name}" for name in names]
         what = f"{ENDS.get(between, between)}, {backend}{'' if direct else ', not direct'}"
         rate = "GB/s (10⁹ bytes), the median of the rounds."
         for title, caption, matrix, scale in (

@@ -132,8 +132,8 @@ def _run_it_so(verdict: Verdict, record: Opened) -> list[Block]:
             )
         ]
     mods, changes = settings_of(final.mods)
-    workers = ["-n", str(changes["workers"])] if changes else []
-    return [CommandBlock(title="Run it so", command=command(record, verb="run", more=workers, mods=mods))]
+    more = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
+    return [CommandBlock(title="Run it so", command=command(record, verb="run", more=more, mods=mods))]
 
 
 def _by_hand(record: Opened) -> list[Block]:
