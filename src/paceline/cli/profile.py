@@ -21,6 +21,7 @@ from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_s
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
 from paceline.cli.shared.told_figures import figures_document
+from paceline.cli.tables.clocks import clocks_document, show_clocks
 from paceline.cli.tables.ending import show_ending
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
@@ -28,7 +29,7 @@ from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Event, Output, check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
-from paceline.record import Outcome
+from paceline.record import Outcome, read_run
 from paceline.settings import ProfileSettings, RunSettings
 from paceline.topology import discover
 from paceline.topology.sampling import Sampler
@@ -97,6 +98,7 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline profile -n 2 train.py --epochs 3",
             "paceline profile --prove train.py",
+            "paceline profile --hosts a:4,b:4 train.py",
             "paceline profile --trace trace.json.gz",
         ),
         context_settings=options.SCRIPT_LAST,
@@ -277,13 +279,17 @@ def _tell(
     quiet: bool,
     more: dict[str, Any] | None = None,
 ) -> None:
+    run = read_run(session.record) if session.record is not None else None
     if not quiet:
         show(console, told, top=top)
         show_findings(console, told.findings)
+        if run is not None:
+            show_clocks(console, run)
         if session.record is not None:
             console.print(f"record: {session.record}", soft_wrap=True)
     if json:
-        session.print_document(document(told) | (more or {}))
+        clocks = {"clocks": clocks_document(run)} if run is not None else {}
+        session.print_document(document(told) | clocks | (more or {}))
 
 
 def document(told: Profile) -> dict[str, Any]:

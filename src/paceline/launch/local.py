@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from paceline.errors import UsageError
 from paceline.launch import horovod_scripts, messages, placement
@@ -35,16 +35,21 @@ from paceline.strategies import catalog as strategies
 from paceline.topology import Host, discover
 from paceline.wire.store import LinkServer
 
-if TYPE_CHECKING:
-    from paceline.launch.cluster.crew import KeptHosts
-
 _MOST_PER_CORE = 4
+
+
+class Elsewhere(Protocol):
+    """Workers that are not on this host: those of a series on several hosts."""
+
+    def launch(
+        self, run: RunSettings, *, record: Path, on_event: Callable[[Event], None], verb: str, limit: float | None
+    ) -> Outcome: ...
 
 
 def launch(
     run: RunSettings,
     *,
-    zygote: Zygote | KeptHosts,
+    zygote: Zygote | Elsewhere,
     record: Path,
     on_event: Callable[[Event], None],
     verb: str = "run",

@@ -16,8 +16,8 @@ from paceline.errors import PacelineError, UsageError
 from paceline.launch import check
 from paceline.launch.cluster import mpi
 from paceline.launch.cluster.backend import ClusterBackend
-from paceline.launch.cluster.crew import KeptHosts
 from paceline.launch.cluster.hosts import HostSpec, filled, parse, read
+from paceline.launch.cluster.kept_hosts import KeptHosts
 from paceline.launch.cluster.ray_cluster import RayHosts
 from paceline.launch.cluster.rendezvous import JoinRequest, Meeting, Member, derive, meet, parse_place, read_secret
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import typer
 
     from paceline.launch import Zygote
-    from paceline.launch.cluster.crew import KeptHosts
+    from paceline.launch.cluster.kept_hosts import KeptHosts
     from paceline.record.about.labels import Labels
 
 

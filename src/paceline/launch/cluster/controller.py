@@ -15,7 +15,7 @@ import msgspec
 from paceline.errors import UsageError
 from paceline.launch import placement
 from paceline.launch.cluster.backend import ClusterBackend
-from paceline.launch.cluster.crew import Crew, KeptHosts
+from paceline.launch.cluster.crew import Crew
 from paceline.launch.cluster.host_list import HostList
 from paceline.launch.events import Event, Notice, Teller
 from paceline.launch.interrupts import Signals, told_of_stops
@@ -43,10 +43,10 @@ def launch_on(
     interface: str | None = None,
     verb: str = "run",
     limit: float | None = None,
-    kept: KeptHosts | None = None,
+    crew: Callable[[RunSettings], contextlib.AbstractContextManager[Crew]] | None = None,
 ) -> Outcome:
     """Runs the script on the workers of all hosts, `run.workers` in all, ranks host by host. As `launch`, and
-    LaunchError with all problems if some hosts cannot be used. `kept`: the hosts of a series, whose agents stay."""
+    LaunchError with all problems if some hosts cannot be used. `crew`: the agents of a series, which stay."""
     if run.launch_as == "tensorflow":
         raise UsageError(
             "--as tensorflow runs on one host: TF_CONFIG names a port of each worker, which only that host knows.",
@@ -59,11 +59,10 @@ def launch_on(
 
     def watched(entry: Run, signals: Signals, tell: Teller) -> Outcome:
         def attempt(run: RunSettings) -> Outcome:
-            if kept is None:
+            if crew is None:
                 run = dataclasses.replace(run, workers=sum(host.workers for host in host_list.hosts))
             try:
-                crew = Crew(backend, host_list.hosts, run, interface) if kept is None else kept.crew(run)
-                with crew as there:
+                with crew(run) if crew is not None else Crew(backend, host_list.hosts, run, interface) as there:
                     return _watched(run, there, host_list, entry, signals, record.resolve(), tell, limit)
             finally:
                 host_list.look_again(sys.exception())

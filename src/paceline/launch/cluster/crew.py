@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, filled, spread
 from paceline.launch.cluster.remote import Agents, RemoteHost
-from paceline.launch.events import Event
 from paceline.launch.versions import compared
-from paceline.record import Outcome
 from paceline.settings import RunSettings, hash_seed, module_path
 
 
@@ -137,52 +135,3 @@ class Crew:
                 stack.callback(host.close)
             for host in self.hosts:
                 host.say(wire.End())
-
-
-class KeptHosts:
-    """The hosts of a series of runs: their agents, with all that these have imported, stay from one run to the next.
-    Stands for the zygote, which keeps the same on one host. Used in a `with` block."""
-
-    def __init__(self, backend: ClusterBackend, interface: str | None) -> None:
-        self.specs, self._backend, self._interface = backend.hosts(), backend, interface
-        self._crew: Crew | None = None
-
-    def __enter__(self) -> KeptHosts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._give_up()
-
-    def launch(
-        self, run: RunSettings, *, record: Path, on_event: Callable[[Event], None], verb: str, limit: float | None
-    ) -> Outcome:
-        """As `launch`; fewer workers than there are take the first hosts."""
-        from paceline.launch.cluster.controller import launch_on
-
-        return launch_on(run, self._backend, record=record, on_event=on_event, verb=verb, limit=limit, kept=self)
-
-    def facts(self, run: RunSettings) -> list[wire.Facts]:
-        """What the hosts tell of themselves, before the first of these runs. Raises as a run does."""
-        with self.crew(run) as crew:
-            crew.check(lambda: False)
-            return crew.facts
-
-    @contextlib.contextmanager
-    def crew(self, run: RunSettings) -> Iterator[Crew]:
-        """The crew, for one run. A crew that has lost an agent is replaced before the next."""
-        if self._crew is not None and self._crew.script != (run.script, run.module):
-            self._give_up()
-        try:
-            if self._crew is None:
-                self._crew = Crew(self._backend, self.specs, run, self._interface).__enter__()
-            yield self._crew
-        except BaseException:
-            self._give_up()
-            raise
-        if not all(host.is_fit for host in self._crew.hosts):
-            self._give_up()
-
-    def _give_up(self) -> None:
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.close()

@@ -16,7 +16,7 @@ import msgspec
 from paceline.comm.measuring.plan import OPS, REPORTS, MeasuringPlan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
-from paceline.launch.cluster.crew import KeptHosts
+from paceline.launch.local import Elsewhere
 from paceline.settings import RunSettings
 from paceline.topology import Host
 from paceline.units import parse_size, size
@@ -99,7 +99,7 @@ def of_hosts(count: int) -> Trial:
 def carry_out(
     trials: Sequence[Trial],
     *,
-    zygote: Zygote | KeptHosts,
+    zygote: Zygote | Elsewhere,
     record: Path,
     share: bool = False,
     on_event: Callable[[Event], None],
@@ -178,9 +178,7 @@ def check(
     bytes."""
     wrong = {"memory"} & {*backends} if len(hosts) > 1 else {"hosts"} & {*backends}
     if wrong and "collectives" in parts:
-        where = (
-            "within a host, and these are several hosts" if len(hosts) > 1 else "between hosts, and this is one host"
-        )
+        where = "within a host, and there are several" if len(hosts) > 1 else "between hosts, and there is only one"
         raise UsageError(
             f"--backends {wrong.pop()} is {where}.", advice="Leave the backend out, or type other --hosts."
         )
@@ -188,7 +186,7 @@ def check(
         if tuple(parts) == ("devices",):
             raise UsageError(
                 "--only devices measures the GPUs of one host.",
-                advice="Type the command on that host, without --hosts.",
+                advice="Type the command there, without --hosts.",
             )
         return
     if tuple(parts) == ("devices",):

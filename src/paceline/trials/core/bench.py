@@ -19,8 +19,8 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.launch import Event, Zygote, launch
-from paceline.launch.cluster.crew import KeptHosts
 from paceline.launch.interrupts import Interrupted
+from paceline.launch.local import Elsewhere
 from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
@@ -106,7 +106,7 @@ class Bench:
         self,
         settings: RunSettings,
         *,
-        zygote: Zygote | KeptHosts,
+        zygote: Zygote | Elsewhere,
         record: Path,
         budget: Budget,
         verb: str,

@@ -79,9 +79,7 @@ def _grids(verdict: Verdict) -> list[Block]:
                 name="pairs",
                 title="Pairs",
                 columns=(
-                    Column(
-                        key="between", title="between", how="Whether the pair is two workers, two GPUs or two hosts."
-                    ),
+                    Column(key="between", title="between", how="Whether the pair is workers, GPUs or hosts."),
                     Column(key="a", title="from", how="Number of the sender.", kind="count"),
                     Column(key="b", title="to", how="Number of the receiver.", kind="count"),
                     Column(key="backend", title="over", how="Backend that sends the message."),
