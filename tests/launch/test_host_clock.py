@@ -1,4 +1,4 @@
-"""The clock of a host is found from readings whose answers take a while, and the error that is told is never exceeded."""
+"""The clock of a host is found from readings whose answers take a while; the told error is never exceeded."""
 
 from __future__ import annotations
 
