@@ -55,7 +55,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT.format(width=64))
-    (tmp_path / "wide.py").write_text(SCRIPT.format(width=8000))
+    (tmp_path / "wide.py").write_text(SCRIPT.format(width=2000))
+    (tmp_path / "widest.py").write_text(SCRIPT.format(width=30_000))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
     return tmp_path
@@ -91,7 +92,7 @@ def counting(hosts: Hosts, folder: Path) -> str:
 
 def test_scale_names_what_the_border_costs_over_one_session_a_host(hosts: Hosts, folder: Path) -> None:
     ssh = counting(hosts, folder)
-    line = typed(hosts, "scale", "-n", "1,2,4", "--repeat", "3", "--steps", "12", "wide.py", each=2, ssh=ssh)
+    line = typed(hosts, "scale", "-n", "1,2,4", "--repeat", "3", "--steps", "10", "widest.py", each=2, ssh=ssh)
     done = subprocess.run(line, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -100,8 +101,8 @@ def test_scale_names_what_the_border_costs_over_one_session_a_host(hosts: Hosts,
     assert found["same_numbers"]["same"]
     border = found["border"]
     assert (border["workers"], border["hosts"]) == (2, 2)
-    # Gradients of 1.2 MB over 100 Mbit/s take a tenth of a second: far more than the step within a host.
-    assert border["kept"] < 0.7
+    # Gradients of 4 MB over 100 Mbit/s take a third of a second: far more than the step within a host.
+    assert border["kept"] < 0.5
     assert not border["tied"]
     assert max(border["lost"], key=border["lost"].get) == "communication"
     nothing_is_left(hosts)
@@ -122,12 +123,14 @@ def test_converge(hosts: Hosts, folder: Path) -> None:
 
 
 def test_tune_tries_what_goes_between_hosts_and_prints_a_command_for_them(hosts: Hosts, folder: Path) -> None:
-    only = [word for name in ("compression", "workers") for word in ("--only", name)]
-    line = typed(hosts, "tune", "--budget", "200s", *only, "wide.py")
+    line = typed(hosts, "tune", "--budget", "200s", "--threads", "1", "--only", "compression", "wide.py")
     done = subprocess.run(line, capture_output=True, text=True, timeout=380)
     found = json.loads(done.stdout)
-    assert {row["mod"] for row in found["mods"]} == {"compression=bf16", "workers=1"}, done.stderr
-    assert found["final"]["gain"] > 1, "one host without the slow link is faster, and so is half of the bytes"
+    [row] = found["mods"]
+    assert (row["mod"], row["after"] > 0) == ("compression=bf16", True), done.stderr
+    trial = json.loads((Path(found["record"]) / "trials" / "compression=bf16.r1" / "run.json").read_text())
+    assert trial["settings"]["compression"] == "bf16"
+    assert not any("has no effect" in notice for notice in trial["outcome"]["notices"])
     for command in (found["command"], found["spelled_out"]):
         assert f"--hosts {hosts.spec(1)} --ssh '{hosts.ssh}'" in command
     nothing_is_left(hosts)
@@ -193,7 +196,7 @@ def test_what_cannot_be_is_told_of(folder: Path, words: tuple[str, ...], said: s
 
 @pytest.mark.parametrize("verb", ["scale", "sweep"])
 def test_a_host_that_is_lost_in_the_middle_leaves_the_trials_before(hosts: Hosts, folder: Path, verb: str) -> None:
-    options = ("-n", "1,2") if verb == "scale" else ("--from", "12", "--to", "96")
+    options = ("-n", "1,2") if verb == "scale" else ("--from", "24", "--to", "48", "--repeat", "1")
     line = typed(hosts, verb, *options, "--steps", "200", "train.py")
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -71,7 +71,13 @@ def test_pods_run_other_verbs_with_the_number_of_all_workers(paceline_):
     code, out, _ = paceline_("submit", *line, "sweep", "train.py", "-n", "5")
     words = [line.strip().removeprefix("- ") for line in out.splitlines()]
     assert code == 0
-    assert words[words.index("train.py") - 2 : words.index("train.py") + 3] == ['"-n"', '"6"', "train.py", '"-n"', '"5"']
+    assert words[words.index("train.py") - 2 : words.index("train.py") + 3] == [
+        '"-n"',
+        '"6"',
+        "train.py",
+        '"-n"',
+        '"5"',
+    ]
 
 
 def test_the_script_is_given_to_sbatch(paceline_, here):

@@ -273,6 +273,32 @@ def test_the_verdict_names_the_border_and_what_it_costs(monkeypatch, tmp_path):
     assert "50 points go to communication" in verdict.border.sentence
 
 
+def test_a_slow_second_host_is_named_and_not_the_network(monkeypatch, tmp_path):
+    def launch(run, *, record, **_) -> Outcome:
+        late = 0.03 if run.spread or run.workers > 4 else 0.0  # on the second host; the others wait for it
+        slow = range(run.workers // 2, run.workers)
+        made = [
+            [step(k, own=0.05 + late * (r in slow), communication=late * (r not in slow)) for k in range(1, 31)]
+            for r in range(run.workers)
+        ]
+        return write_record(record, made)
+
+    monkeypatch.setattr(series, "launch", launch)
+    results = series.carry_out(
+        series.plan(SETTINGS, [2, 8], rounds=3, mode="strong", hosts=HOSTS),
+        zygote=None,
+        record=tmp_path,
+        on_event=lambda event: None,
+        on_start=lambda trial: None,
+        on_result=lambda result: None,
+    )
+    border = series.judge(results, mode="strong", record=tmp_path, interrupted=False).border
+    assert border is not None
+    assert border.lost["imbalance"] > 0.1 > border.lost["communication"]
+    assert border.waited_for == 1
+    assert "the others wait for rank 1" in border.sentence
+
+
 def test_a_border_within_the_noise_costs_nothing_that_is_told(monkeypatch, tmp_path):
     border = over_hosts(monkeypatch, tmp_path, [0.06, 0.05, 0.05, 0.05, 0.06, 0.055]).border
     assert border is not None
