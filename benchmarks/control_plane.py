@@ -227,6 +227,9 @@ class Played:
     def hosts(self) -> list[HostSpec]:
         return [HostSpec(f"h{number}", 1) for number in range(self._count)]
 
+    def words(self) -> list[str]:
+        return []
+
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> PlayedHost:
         boot = msgspec.json.decode(secret_on_stdin, type=wire.Boot)
         self._boots[boot.number % len(self._lines)].append(msgspec.structs.replace(boot, addresses=("127.0.0.1",)))

@@ -54,6 +54,9 @@ class InThreads:
     def hosts(self) -> list[HostSpec]:
         return [HostSpec("here", self._workers)]
 
+    def words(self) -> list[str]:
+        return ["--hosts", "here"]
+
     def start_agent(self, host: HostSpec, variables: dict[str, str], secret_on_stdin: bytes) -> InThread:
         assert variables["PYTHONHASHSEED"].isdigit()
         self.started += 1

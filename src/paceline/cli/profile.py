@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -219,7 +220,7 @@ def _run(
 
     try:
         with (
-            Sampler(session.record),
+            Sampler(session.record) if session.hosts is None else nullcontext(),  # the load of this host
             showing(tensorboard, session.record, show_event) as on_event,
         ):
             outcome = launch(

@@ -155,7 +155,7 @@ def tune(
             f"paceline: mods from the findings in {profiled} are tried first: {' '.join(mods) or 'none'}",
             soft_wrap=True,
         )
-    words = asked.words()
+    words = session.hosts.words if session.hosts is not None else []
     verdict, code = carry_out(course, put_first(tried, mods), start=start, hosts=words, quiet=quiet)
     told = keep(verdict, course.settings, course.record, hosts=words, cuda=bool(host.gpus))
     if not quiet:

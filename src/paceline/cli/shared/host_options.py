@@ -138,9 +138,3 @@ class HostOptions:
     secret: Secret = None
     wait: Wait = 600.0
     on: On = None
-
-    def words(self) -> list[str]:
-        """The options in a command that is typed later; a rendezvous is another one each time, so that it has none."""
-        names = ("hosts", "hostfile", "discover", "interface", "ssh", "on")
-        typed = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(HostOptions(), name)}
-        return [word for name, value in typed.items() for word in (f"--{name}", str(value))]

@@ -53,7 +53,8 @@ def launch_on(
             advice="Leave the options about hosts out.",
         )
     host_list = HostList(backend, run.elastic, run.most)
-    topology = {"hosts": [dataclasses.asdict(host) for host in host_list.hosts]}
+    words = [*backend.words(), *(["--interface", interface] if interface else [])]
+    topology = {"hosts": [dataclasses.asdict(host) for host in host_list.hosts], "options": words}
     if run.launch_as is not None or excluded(run):
         run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 

@@ -29,11 +29,25 @@ class KeptHosts:
     def __exit__(self, *_: object) -> None:
         self._give_up()
 
+    @property
+    def words(self) -> list[str]:
+        """The options about these hosts, for a command that is typed later."""
+        return [*self._backend.words(), *(["--interface", self._interface] if self._interface else [])]
+
     def launch(
         self, run: RunSettings, *, record: Path, on_event: Callable[[Event], None], verb: str, limit: float | None
     ) -> Outcome:
         """As `launch`; fewer workers than there are take the first hosts."""
-        return launch_on(run, self._backend, record=record, on_event=on_event, verb=verb, limit=limit, crew=self.crew)
+        return launch_on(
+            run,
+            self._backend,
+            record=record,
+            on_event=on_event,
+            interface=self._interface,
+            verb=verb,
+            limit=limit,
+            crew=self.crew,
+        )
 
     def facts(self, run: RunSettings) -> list[wire.Facts]:
         """What the hosts tell of themselves, before the first of these runs. Raises as a run does."""

@@ -54,6 +54,8 @@ class Step(Protocol):
     def hosts(self) -> int: ...
     @property
     def added(self) -> float | None: ...
+    @property
+    def tied(self) -> bool: ...
 
 
 def steps_sentence(points: Sequence[Step]) -> str:
@@ -63,13 +65,14 @@ def steps_sentence(points: Sequence[Step]) -> str:
     inside = [(less, more) for less, more in pairs if more.hosts == less.hosts and more.added is not None]
     if not over:
         return ""
+
+    def told(less: Step, more: Step) -> str:
+        return f"{'≈ ' * (less.tied or more.tied)}{percent(more.added or 0.0, digits=0)}"
+
     crossed = ", ".join(
-        f"{less.workers} → {more.workers} workers ({less.hosts} → {count(more.hosts, 'host')}) "
-        f"{percent(more.added or 0.0, digits=0)}"
+        f"{less.workers} → {more.workers} workers ({less.hosts} → {count(more.hosts, 'host')}) {told(less, more)}"
         for less, more in over
     )
-    stayed = ", ".join(
-        f"{less.workers} → {more.workers} workers {percent(more.added or 0.0, digits=0)}" for less, more in inside
-    )
+    stayed = ", ".join(f"{less.workers} → {more.workers} workers {told(less, more)}" for less, more in inside)
     against = f" Within hosts: {stayed}." if stayed else ""
     return f"Efficiency of the steps over a border between hosts: {crossed}.{against}"
