@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -44,12 +45,18 @@ for epoch in range(3):
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    with namespaces.hosts(tmp_path_factory.mktemp("hosts"), 2) as found:
-        for space in found.spaces:
-            limit = ["tbf", "rate", f"{LINK}mbit", "burst", "64kb", "latency", "200ms"]
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """The third one has a slower link."""
+    with namespaces.hosts(tmp_path_factory.mktemp("hosts"), 3) as found:
+        for space, rate in zip(found.spaces, (LINK, LINK, LINK // 4), strict=True):
+            limit = ["tbf", "rate", f"{rate}mbit", "burst", "64kb", "latency", "200ms"]
             namespaces.run("tc", "-n", space, "qdisc", "add", "dev", "eth0", "root", *limit)
         yield found
+
+
+@pytest.fixture
+def hosts(three: Hosts) -> Hosts:
+    return dataclasses.replace(three, names=three.names[:2])
 
 
 @pytest.fixture
@@ -152,6 +159,27 @@ def test_bandwidth_and_topo_have_a_row_between_the_hosts(hosts: Hosts, folder: P
 
 
 AHEAD = 7.0  # seconds
+
+
+def test_the_slow_one_of_three_hosts_is_seen(three: Hosts, folder: Path) -> None:
+    found = document(three, "topo")
+    rates = {(pair["a"], pair["b"]): pair["gb_per_s"] for pair in found["between"]}
+    assert rates.keys() == {(0, 1), (0, 2), (1, 2)}
+    # What the third one sends is slow, and it answers both others; what is sent to it is not.
+    both = {(pair["a"], pair["b"]): pair["both_ways_gb_per_s"] for pair in found["between"]}
+    assert both[0, 1] > 1.5 * max(both[0, 2], both[1, 2])
+
+
+def test_ctrl_c_ends_the_agents_and_keeps_the_trials(hosts: Hosts, folder: Path) -> None:
+    line = typed(hosts, "sweep", "--from", "24", "--steps", "20", "train.py")
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    next(text for text in process.stderr if "samples/s" in text)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 130, err
+    nothing_is_left(hosts)
+    assert (Path(json.loads(out)["record"]) / "journal.jsonl").read_text()
 
 
 def test_profile_aligns_the_clocks(hosts: Hosts, folder: Path) -> None:
