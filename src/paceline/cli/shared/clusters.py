@@ -24,7 +24,7 @@ from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.cluster.ssh import FoundHosts, SshHosts
 from paceline.launch.interrupts import exit_code_of
 from paceline.launch.placement import free_ports
-from paceline.settings import MpiProcess, RunSettings, mpi_process, slurm_allocation
+from paceline.settings import MpiProcess, RunSettings, in_ray_job, mpi_process, slurm_allocation
 from paceline.topology import discover
 from paceline.units import count
 
@@ -46,7 +46,7 @@ def cluster_of(
     elif asked.rendezvous is not None:
         with _met(_rendezvous(asked, settings, workers, own), quiet) as meeting:
             yield meeting, total(meeting)
-    elif asked.on == "ray":
+    elif asked.on == "ray" or (asked.on is None and not names_hosts and in_ray_job()):
         _refuse_stray(asked)
         with contextlib.closing(RayHosts(own if workers is None else workers)) as cluster:
             yield cluster, total(cluster)

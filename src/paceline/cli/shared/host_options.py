@@ -117,7 +117,7 @@ On = Annotated[
     typer.Option(
         "--on",
         help="Where the workers run.",
-        show_default="mpirun or the Slurm allocation around this command, else this host",
+        show_default="mpirun, the Slurm allocation or the Ray job around this command, else this host",
         rich_help_panel=HOSTS,
     ),
 ]
