@@ -1,6 +1,6 @@
 """How far the clock of a host is from that of the controller, measured over the line to its agent.
 
-A heartbeat carries the controller's time, and the agent answers with its own. The answer was given between the two
+A heartbeat may carry the controller's time, and the agent answers with its own. The answer was given between the two
 times of the controller, so half of the way there and back is the largest error of one reading. The readings with the
 shortest ways give the offset and, if they are far enough apart, the drift.
 """

@@ -88,7 +88,7 @@ class Line:
             order = self._decoder.decode(joined(frames))
             self._heard = time.monotonic()
             if self._messages.accepts(order.place, order.heard):
-                if isinstance(order.message, wire.Alive) and self._is_well:
+                if isinstance(order.message, wire.Alive) and order.message.at and self._is_well:
                     self._send_new(wire.Clock(order.message.at, time.time()))
                 self._suspended = isinstance(order.message, wire.Suspended)
                 self._came.append(order.message)

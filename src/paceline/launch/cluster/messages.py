@@ -194,9 +194,9 @@ class Where(msgspec.Struct, tag=True, frozen=True):
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
-    """A heartbeat of the controller. The agent answers at once with its clock."""
+    """A heartbeat of the controller."""
 
-    at: float = 0.0  # the controller's clock
+    at: float = 0.0  # the controller's clock, which the agent answers at once with its own; 0: no answer is needed
 
 
 class Suspended(msgspec.Struct, tag=True, frozen=True):

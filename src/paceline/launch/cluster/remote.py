@@ -27,6 +27,7 @@ from paceline.threads import Bell
 from paceline.wire import channel, store
 from paceline.wire.channel import LOST, Keys, Listener, Loop, frames_of, joined
 
+CLOCK = 4  # heartbeats from one reading of a host's clock to the next
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
@@ -47,7 +48,7 @@ class Agents:
         self._looked = time.monotonic()  # when the thread last looked for messages
         self._heard = [self._looked] * count  # when each agent was last heard
         self._values, self._lock, self._run = store.Values(), threading.Lock(), 0
-        self.clocks = [HostClock() for _ in range(count)]
+        self.clocks, self._beats = [HostClock() for _ in range(count)], 0
         self._answered: dict[int, tuple[int, list[Any]]] = {}  # the last request of each agent, and its answer
         self._decoder = msgspec.msgpack.Decoder(wire.Envelope | wire.StoreAsk)
         self._loop = Loop[tuple[int, wire.ToAgent]](
@@ -114,8 +115,10 @@ class Agents:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
+        self._beats += 1
         for number in () if self._suspended else self._peers:
-            self._send_new(number, wire.Alive(time.time()))
+            asks = self.clocks[number].wants_more or not self._beats % CLOCK
+            self._send_new(number, wire.Alive(time.time() if asks else 0.0))
 
     def _look(self) -> None:
         if (away := time.monotonic() - self._looked) > AWAY:
