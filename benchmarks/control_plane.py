@@ -112,7 +112,7 @@ class Host:
                 self._listeners.close()
                 worker = {"rank": message.first, "host": "", "pid": os.getpid(), "cores": [], "threads": 1}
                 self.line.send(wire.Forked((os.getpid(),), (worker,)))
-                self._world, self.begun = message.run.workers, True
+                self._world, self._run, self.begun = message.run.workers, message.number, True
             elif isinstance(message, wire.End | messages.Signal) and self.begun and not self.ended:
                 self.finish()
         if self.begun and not self.ended and time.monotonic() >= self._beat_at:
@@ -127,7 +127,7 @@ class Host:
 
     def regroup(self, left: int) -> None:
         """What a worker does when it waits for peers that are lost, until its group has `left` members."""
-        passed_on = PassedOn(self._boot, self.line.address)
+        passed_on = PassedOn(self._boot, self.line.address, self._run)
         store = Store(passed_on, self._over)
         members = Members(store, self.number, self._world)  # type: ignore[arg-type]
 
@@ -226,6 +226,9 @@ class Played:
 
     def hosts(self) -> list[HostSpec]:
         return [HostSpec(f"h{number}", 1) for number in range(self._count)]
+
+    def words(self) -> list[str]:
+        return []
 
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> PlayedHost:
         boot = msgspec.json.decode(secret_on_stdin, type=wire.Boot)

@@ -25,13 +25,12 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
     if verb == "profile" and "--trace" in rest:
         # `--trace` reads files and needs no zygote. If it is an option of the script, the zygote only starts later.
         return False
-    if any(word.partition("=")[0] in ("--hosts", "--hostfile", "--rendezvous", "--on") for word in rest):
+    if any(word.partition("=")[0] in ("--hosts", "--hostfile", "--discover", "--rendezvous", "--on") for word in rest):
         return False  # each host's agent starts its own
-    if verb == "run":
-        from paceline.settings import is_one_of_several  # slow to import, and help needs none of it
+    from paceline.settings import is_one_of_several  # slow to import, and help needs none of it
 
-        if is_one_of_several():
-            return False
+    if is_one_of_several():
+        return False
     return bool(rest) or verb in ("bandwidth", "demo")  # every other verb needs a script
 
 

@@ -102,6 +102,7 @@ class RunSettings:
     workers: int = 1
     strategy: str = "mirrored"  # as typed: name, or name(argument=value,…)
     launch_as: Launcher | None = None  # the script distributes itself, and gets this launcher's environment variables
+    spread: int = 0  # hosts that share the workers equally; 0: each host is filled before the next
     batch: Batch = "keep"
     batch_dim: int = 0
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
@@ -307,10 +308,15 @@ def mpi_process(environ: Mapping[str, str] | None = None) -> MpiProcess | None:
     return None
 
 
+def in_ray_job(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is the entry point of a job of a Ray cluster (`ray job submit`)."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in (os.environ if environ is None else environ)
+
+
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a scheduler or MPI has given this process a part of something larger: agents may have to do the work."""
     allocation = slurm_allocation(environ)
-    if mpi_process(environ) is not None:
+    if mpi_process(environ) is not None or in_ray_job(environ):
         return True
     return allocation is not None and (allocation.nodes > 1 or not allocation.node)
 

@@ -87,9 +87,10 @@ class FakeMeasuring:
         self.runs.append(run)
         if self.raises:
             raise self.raises
-        self.plans.append(msgspec.json.decode(Path(run.arguments[0]).read_bytes(), type=MeasuringPlan))
+        self.plans.append(msgspec.json.decode(run.arguments[0], type=MeasuringPlan))
+        record.mkdir(parents=True)
         for report in REPORTS[record.name]:
-            with open(self.plans[-1].report, "ab") as file:
+            with open(record / "measurements.jsonl", "ab") as file:
                 file.write(msgspec.json.encode(report) + b"\n")
             on_event(Output(0, "stdout", b"something was measured\n"))
         return self.outcome

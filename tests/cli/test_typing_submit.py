@@ -34,6 +34,52 @@ def test_a_dry_run_prints_the_batch_script(paceline_, here):
     assert f"cd {here} || exit" in out
 
 
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("scale", "-n", "2,4", "Train_It.py", "-n", "9"), "-m paceline scale -n 2,4 Train_It.py -n 9 &"),
+        (("tune", "--budget", "9m", "-m", "package.train"), "-m paceline tune --budget 9m -m package.train &"),
+        (("bandwidth", "--quick"), "-m paceline bandwidth --quick &"),
+    ],
+)
+def test_every_verb_can_be_a_job(paceline_, typed, told):
+    code, out, err = paceline_("submit", "--slurm", "--nodes", "2", "--account", "physics", "--dry-run", *typed)
+    assert (code, err) == (0, "")
+    assert told in out
+    assert "#SBATCH --account=physics\n" in out
+    assert f"#SBATCH --job-name={typed[0]}" in out
+
+
+def test_in_a_container_the_nodes_meet_at_the_first_one(paceline_, here):
+    line = ["--slurm", "--nodes", "2", "--workers-per-node", "4", "--container", "registry/train:1", "--dry-run"]
+    code, out, err = paceline_("submit", *line, "scale", "Train_It.py")
+    assert (code, err) == (0, "")
+    assert (
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --overlap --cpu-bind=none --container-image=registry/train:1"
+        in out
+    )
+    assert f"--container-mounts={here}:{here}" in out
+    assert 'paceline scale --on local --rendezvous "$first:29500" --nodes 2 -n 1,2,4,8 Train_It.py &' in out
+    assert "export PACELINE_SECRET" in out
+    code, out, _ = paceline_("submit", "--slurm", "--container", "i", "--dry-run", "Train_It.py")
+    assert "--rendezvous" not in out
+    assert "paceline run --on local -n 1 Train_It.py &" in out
+
+
+def test_pods_run_other_verbs_with_the_number_of_all_workers(paceline_):
+    line = ["--kubernetes", "--image", "i", "--nodes", "2", "--workers-per-node", "3", "--dry-run"]
+    code, out, _ = paceline_("submit", *line, "sweep", "train.py", "-n", "5")
+    words = [line.strip().removeprefix("- ") for line in out.splitlines()]
+    assert code == 0
+    assert words[words.index("train.py") - 2 : words.index("train.py") + 3] == [
+        '"-n"',
+        '"6"',
+        "train.py",
+        '"-n"',
+        '"5"',
+    ]
+
+
 def test_the_script_is_given_to_sbatch(paceline_, here):
     (here / "sbatch").write_text('#!/bin/sh\nread first; echo "Submitted $first"\n')
     (here / "sbatch").chmod(0o700)
@@ -72,6 +118,7 @@ def test_the_objects_are_given_to_kubectl(paceline_, here):
         (["--kubernetes", "Train_It.py"], "--image"),
         (["--slurm", "Train.py"], "there is no such file"),
         (["--slurm", "--run-options", "'", "Train_It.py"], "--run-options"),
+        (["--slurm", "--run-options", "--quiet", "sweep", "Train_It.py"], "its options already"),
     ],
 )
 def test_mistakes_are_told_of(paceline_, line, told):

@@ -14,6 +14,7 @@ from paceline.launch import Notice, Output
 from paceline.record import Outcome, StepWriter, read_run, read_steps, write_run
 from paceline.settings import RunSettings
 from paceline.topology import discover
+from paceline.trials.tune.preset import Preset, whole_path, write_preset
 
 SCRIPT = """\
 import torch
@@ -120,6 +121,20 @@ def test_the_document(launched, paceline_):
     assert document["command"] == "paceline run --preset tuned train.py"
     assert "fused=True" in document["patch"]["diff"]
     assert [one["mod"] for one in document["by_hand"]] == ["resident"]
+
+
+def test_a_preset_has_the_strategy_and_the_compression_too(launched, paceline_, tmp_path):
+    folder = tmp_path / "paceline-runs" / "tuned"
+    folder.mkdir(parents=True)
+    found = {"mods": ["resident"], "workers": 2, "strategy": "zero1", "compression": "bf16"}
+    write_preset(folder, Preset(script=whole_path("train.py", module=False), **found))
+    code, _, err = paceline_("run", "--preset", "tuned", "train.py")
+    assert code == 0, err
+    assert "resident zero1 bf16" in err
+    ran = launched.runs[-1]
+    assert (ran.strategy, ran.compression, ran.workers) == ("zero1", "bf16", 2)
+    paceline_("run", "--preset", "tuned", "--strategy", "sharded", "--compression", "fp16", "train.py")
+    assert (launched.runs[-1].strategy, launched.runs[-1].compression) == ("sharded", "fp16")
 
 
 def test_a_preset_is_run_and_said_so(launched, paceline_, tmp_path):

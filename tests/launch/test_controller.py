@@ -15,11 +15,12 @@ import pytest
 from launched import Launched
 from test_cluster import boot_of
 
-from paceline.launch import Zygote
+from paceline.launch import Zygote, launch
 from paceline.launch.cluster import agent
 from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.kept_hosts import KeptHosts
 from paceline.launch.cluster.remote import Agents
 from paceline.record import read_run, read_steps
 from paceline.settings import RunSettings
@@ -48,13 +49,17 @@ class InThreads:
     patience = 60.0
 
     def __init__(self, zygote: Zygote, workers: int) -> None:
-        self._zygote, self._workers = zygote, workers
+        self._zygote, self._workers, self.started = zygote, workers, 0
 
     def hosts(self) -> list[HostSpec]:
         return [HostSpec("here", self._workers)]
 
+    def words(self) -> list[str]:
+        return ["--hosts", "here"]
+
     def start_agent(self, host: HostSpec, variables: dict[str, str], secret_on_stdin: bytes) -> InThread:
         assert variables["PYTHONHASHSEED"].isdigit()
+        self.started += 1
         return InThread(msgspec.json.decode(secret_on_stdin, type=wire.Boot), self._zygote)
 
 
@@ -69,9 +74,11 @@ class InThread:
         return None if self._thread.is_alive() else "its thread has ended"
 
     def kill(self, patience: float = 5.0) -> None:
-        os.close(self._writes)
-        self._thread.join()
-        os.close(self._reads)
+        if self._writes >= 0:
+            os.close(self._writes)
+            self._thread.join()
+            os.close(self._reads)
+            self._writes = -1
 
 
 @pytest.fixture
@@ -97,6 +104,39 @@ def test_an_agent_runs_its_workers_and_sends_the_record_home(zygote: Zygote, fol
     assert len(launched.output().split()) == 4
     assert [len(read_steps(launched.record, rank)) for rank in range(2)] == [4, 4]
     assert [worker.rank for worker in read_run(launched.record).workers] == [0, 1]
+
+
+SHARED = """
+from paceline.settings import of_this_process
+from paceline.wire.link import connect_store
+print(connect_store(of_this_process()).add("runs", 1), flush=True)
+"""
+
+
+def test_runs_of_a_series_share_an_agent_and_no_store(zygote: Zygote, folder: Path) -> None:
+    (folder / "shared.py").write_text(SHARED)
+    backend = InThreads(zygote, 3)
+    with KeptHosts(backend, None) as hosts:
+        for number, workers in enumerate((1, 3, 2)):
+            record = folder / f"record{number}"
+            run = RunSettings(script="shared.py", workers=workers, staged=False)
+            outcome = launch(run, zygote=hosts, record=record, on_event=lambda event: None)
+            assert outcome.exit_code == 0, outcome.message
+            counts = [int((record / f"log.rank{rank}.txt").read_text()) for rank in range(workers)]
+            assert sorted(counts) == list(range(1, workers + 1))
+    assert backend.started == 1
+
+
+def test_a_series_starts_an_agent_anew_after_it_has_ended(zygote: Zygote, folder: Path) -> None:
+    backend = InThreads(zygote, 1)
+    run = RunSettings(script="train.py", workers=1)
+    with KeptHosts(backend, None) as hosts:
+        for number in range(2):
+            outcome = launch(run, zygote=hosts, record=folder / f"record{number}", on_event=lambda event: None)
+            assert outcome.exit_code == 0, outcome.message
+            with hosts.crew(run) as crew:
+                crew.hosts[0].destroy()
+    assert backend.started == 2
 
 
 def test_an_agent_whose_controller_is_silent_says_so(

@@ -15,9 +15,8 @@ from paceline.launch.cluster.jobs.manifest import KubernetesJob, documents, text
 JOB = KubernetesJob(
     name="train",
     image="registry/train:1",
-    run=["--strategy", "mesh(data=2,model=2)", "train.py", "it's", "$HOME", "--lr=0.1"],
+    run=["run", "-n", "12", "--strategy", "mesh(data=2,model=2)", "train.py", "it's", "$HOME", "--lr=0.1"],
     nodes=3,
-    workers_per_node=4,
     secret="s3cret",
     gpus_per_node=4,
 )
@@ -28,8 +27,7 @@ def test_pods_meet_at_the_first_one() -> None:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     command = container["command"]
     assert command[:4] == ["paceline", "run", "--rendezvous", "train-0.train:29500"]
-    assert command[command.index("-n") + 1] == "12"
-    assert command[-6:] == JOB.run
+    assert command[-8:] == JOB.run[1:]
     assert service["spec"]["clusterIP"] == "None"
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)

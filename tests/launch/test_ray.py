@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,34 @@ def test_the_same_numbers_and_then_a_failure(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert "ValueError: a bad number" in failed.stderr
     assert "Traceback (most recent call last):\n  File" in failed.stderr
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_series_in_a_job_of_ray_needs_no_option(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("range(4)", "range(40)"))
+    line = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "scale",
+        "-n",
+        "1,2",
+        "--repeat",
+        "1",
+        "--steps",
+        "9",
+        "--json",
+        "train.py",
+    ]
+    job = os.environ | {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
+    found = subprocess.run(line, cwd=tmp_path, env=job, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stderr
+    told = json.loads(found.stdout)
+    assert [point["workers"] for point in told["points"]] == [1, 2]
+    assert told["same_numbers"]["same"]
+    for trial in (tmp_path / told["record"] / "trials").iterdir():
+        assert json.loads((trial / "run.json").read_text())["topology"]["options"] == ["--on", "ray"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")

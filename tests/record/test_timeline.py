@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.errors import RecordError
-from paceline.record.timeline import BLOCK, TimelineWriter, read_spans, write_trace
+from paceline.record import Run, WorkerInfo, write_run
+from paceline.record.schema import ClockOffset
+from paceline.record.timeline import BLOCK, Span, TimelineWriter, on_one_clock, read_spans, write_trace
 
 
 def trace(folder: Path) -> list[dict[str, Any]]:
@@ -60,3 +63,19 @@ def test_a_target_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(RecordError):
         write_trace(tmp_path, tmp_path / "no" / "trace.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_spans_of_another_host_are_on_the_launchers_clock(tmp_path):
+    clock = ClockOffset(offset=2.0, drift=0.5, error=0.0, at=100.0, readings=1)
+    spans = [Span("phases", "forward", 102.0, 103.0), Span("phases", "backward", 104.0, 105.0)]
+    moved = on_one_clock(spans, clock)
+    assert [(span.start, span.end) for span in moved] == [(99.0, 100.0), (100.0, 101.0)]
+    assert on_one_clock(spans, None) is spans
+    workers = [WorkerInfo(rank=r, host="", pid=1, cores=[], threads=1, clock=clock if r else None) for r in range(2)]
+    write_run(tmp_path, Run(paceline="", verb="run", script="", arguments=[], settings={}, workers=workers))
+    for rank, start in ((0, 98.0), (1, 102.0)):
+        line = msgspec.json.encode(Span("phases", "forward", start, start + 1)) + b"\n"
+        (tmp_path / f"timeline.rank{rank}.jsonl").write_bytes(line)
+    write_trace(tmp_path, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["ts"] for event in events if event["ph"] == "X"] == [0.0, 1e6]

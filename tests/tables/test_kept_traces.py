@@ -11,6 +11,9 @@ import pytest
 from cuda_trace import Machine
 from polars.testing import assert_frame_equal
 
+from paceline.record import Run, WorkerInfo
+from paceline.record.schema import ClockOffset
+from paceline.tables.records import aligned
 from paceline.tables.trace import column_file, kept
 from paceline.tables.trace.column_file import ENDING
 from paceline.tables.trace.columns import MOST_EVENTS, read_trace
@@ -146,3 +149,19 @@ def test_every_cut_of_a_copy_is_ignored(path):
     for length in (0, 7, 8, 100, len(data) // 2, len(data) - 64):
         copy_of(path).write_bytes(data[:length])
         assert read_kept(path, most=MOST_EVENTS) is None, length
+
+
+def test_a_trace_of_another_clock_is_moved_and_kept_as_it_was(path):
+    raw = read_trace(path)
+    middle = (raw.base + (raw.events["start"].min() + raw.events["end"].max()) // 2) / 1e9
+    clock = ClockOffset(offset=2.0, drift=1e-3, error=1e-4, at=middle - 100.0, readings=9)
+    workers = [WorkerInfo(rank=1, host="b", pid=1, cores=[], threads=1, clock=clock)]
+    run = Run(paceline="", verb="profile", script="", arguments=[], settings={}, workers=workers)
+    (moved,) = aligned([raw], run)
+    assert raw.base - moved.base == moved.ahead == pytest.approx(2.1e9, abs=1e3)
+    assert keep(moved)
+    again = read_kept(path, most=MOST_EVENTS)
+    assert again is not None
+    assert (again.base, again.ahead) == (raw.base, 0), "a reader moves what it reads, once"
+    (unmoved,) = aligned([raw], None)
+    assert unmoved is raw

@@ -205,8 +205,8 @@ def test_usual_rates_are_those_that_people_see(rate, low, high):
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def test_gpus_are_measured_by_one_worker_and_the_rest_by_all(tmp_path):
-    devices, workers = trials.plan(host(gpus=2), tmp_path, workers=2)
+def test_gpus_are_measured_by_one_worker_and_the_rest_by_all():
+    devices, workers = trials.plan(host(gpus=2), workers=2)
     assert (devices.workers, devices.plan.device_bytes, devices.plan.ops) == (1, 256 << 20, ())
     assert devices.expected == 2 * 5 + 2 * 2
     assert (workers.workers, workers.plan.device_bytes, workers.plan.ops) == (2, 0, OPS)
@@ -216,12 +216,12 @@ def test_gpus_are_measured_by_one_worker_and_the_rest_by_all(tmp_path):
     assert {b // a for a, b in zip(workers.plan.sizes, workers.plan.sizes[1:], strict=False)} == {4}
 
 
-def test_only_what_was_asked_for(tmp_path):
-    [alone] = trials.plan(host(gpus=1), tmp_path, workers=2, parts=("collectives",), ops=("broadcast",), sizes=(64,))
+def test_only_what_was_asked_for():
+    [alone] = trials.plan(host(gpus=1), workers=2, parts=("collectives",), ops=("broadcast",), sizes=(64,))
     assert (alone.plan.pair_bytes, alone.plan.ops, alone.plan.sizes) == (0, ("broadcast",), (64,))
     assert alone.expected == 2  # one GPU is not enough for NCCL
-    assert [trial.name for trial in trials.plan(host(gpus=1), tmp_path, workers=2, parts=("devices",))] == ["devices"]
-    assert trials.plan(host(), tmp_path, workers=2, quick=True)[0].plan.sizes == trials.QUICK_SIZES
+    assert [trial.name for trial in trials.plan(host(gpus=1), workers=2, parts=("devices",))] == ["devices"]
+    assert trials.plan(host(), workers=2, quick=True)[0].plan.sizes == trials.QUICK_SIZES
 
 
 def test_how_many_workers():

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from records import step, write_record
 
+from paceline.launch.cluster.hosts import HostSpec
 from paceline.record import Outcome
 from paceline.reports.scale import charts
 from paceline.settings import RunSettings
 from paceline.trials.scale import series
+from paceline.trials.scale.border import steps_sentence
 
 SETTINGS = RunSettings(script="train.py", steps=30)
 
@@ -215,3 +217,97 @@ def test_the_charts_have_every_point_and_what_efficiency_is_lost_to(tmp_path, mo
     assert list(measured.y) == [p.samples_per_s for p in verdict.points]
     assert list(perfect.y) == [verdict.points[0].samples_per_s * n for n in (1, 2)]
     assert list(lost.series[0].y) == [p.efficiency for p in verdict.points]
+
+
+HOSTS = [HostSpec("a", 4), HostSpec("b", 4)]
+
+
+def test_on_several_hosts_the_same_workers_run_with_and_without_the_border():
+    plan = series.plan(SETTINGS, [2, 4, 8], rounds=2, mode="strong", hosts=HOSTS)
+    assert [(t.workers, t.settings.spread, t.hosts) for t in plan[:4]] == [(2, 0, 1), (4, 0, 1), (4, 2, 2), (8, 0, 2)]
+    assert [trial.name for trial in plan[4:6]] == ["round2-workers8", "round2-workers4-hosts2"]
+    assert not any(t.settings.spread for t in series.plan(SETTINGS, [1, 8], rounds=1, mode="strong", hosts=HOSTS))
+    uneven = [HostSpec("a", 6), HostSpec("b", 1)]
+    assert [
+        (t.workers, t.settings.spread) for t in series.plan(SETTINGS, [2, 6], rounds=1, mode="strong", hosts=uneven)
+    ] == [
+        (2, 0),
+        (2, 2),
+        (6, 0),
+    ]
+
+
+def over_hosts(monkeypatch, tmp_path, apart: list[float]) -> series.Verdict:
+    """2, 4 and 8 workers; 4 on one host take 0.05 s a step, and `apart` on two."""
+    seconds = {(2, 0): 0.1, (4, 0): 0.05, (8, 0): 0.04}
+
+    def launch(run, *, record, **_) -> Outcome:
+        own = apart.pop(0) if run.spread else seconds[run.workers, 0]
+        communication = own - 0.05 if run.spread else 0.0
+        made = [step(k, own=own - communication, communication=communication) for k in range(1, 31)]
+        return write_record(record, [made] * run.workers)
+
+    monkeypatch.setattr(series, "launch", launch)
+    results = series.carry_out(
+        series.plan(SETTINGS, [2, 4, 8], rounds=3, mode="strong", hosts=HOSTS),
+        zygote=None,
+        record=tmp_path,
+        on_event=lambda event: None,
+        on_start=lambda trial: None,
+        on_result=lambda result: None,
+    )
+    return series.judge(results, mode="strong", record=tmp_path, interrupted=False)
+
+
+def test_the_verdict_names_the_border_and_what_it_costs(monkeypatch, tmp_path):
+    verdict = over_hosts(monkeypatch, tmp_path, [0.1, 0.1, 0.1])
+    assert [(p.workers, p.hosts) for p in verdict.points] == [(2, 1), (4, 1), (8, 2)]
+    assert [p.added and round(p.added, 3) for p in verdict.points] == [None, 1.0, 0.625]
+    said = steps_sentence(verdict.points)
+    assert "4 → 8 workers (1 → 2 hosts) 62 %" in said or "4 → 8 workers (1 → 2 hosts) 63 %" in said
+    assert "Within hosts: 2 → 4 workers 100 %" in said
+    assert verdict.border is not None
+    assert verdict.border.kept == pytest.approx(0.5)
+    assert verdict.border.lost["communication"] == pytest.approx(0.5)
+    assert "4 workers on 2 hosts instead of one have 0.50× the speed" in verdict.border.sentence
+    assert "50 points go to communication" in verdict.border.sentence
+
+
+def test_a_slow_second_host_is_named_and_not_the_network(monkeypatch, tmp_path):
+    def launch(run, *, record, **_) -> Outcome:
+        late = 0.03 if run.spread or run.workers > 4 else 0.0  # on the second host; the others wait for it
+        slow = range(run.workers // 2, run.workers)
+        made = [
+            [step(k, own=0.05 + late * (r in slow), communication=late * (r not in slow)) for k in range(1, 31)]
+            for r in range(run.workers)
+        ]
+        return write_record(record, made)
+
+    monkeypatch.setattr(series, "launch", launch)
+    results = series.carry_out(
+        series.plan(SETTINGS, [2, 8], rounds=3, mode="strong", hosts=HOSTS),
+        zygote=None,
+        record=tmp_path,
+        on_event=lambda event: None,
+        on_start=lambda trial: None,
+        on_result=lambda result: None,
+    )
+    border = series.judge(results, mode="strong", record=tmp_path, interrupted=False).border
+    assert border is not None
+    assert border.lost["imbalance"] > 0.1 > border.lost["communication"]
+    assert border.waited_for == 1
+    assert "the others wait for rank 1" in border.sentence
+
+
+def test_a_border_within_the_noise_costs_nothing_that_is_told(monkeypatch, tmp_path):
+    border = over_hosts(monkeypatch, tmp_path, [0.06, 0.05, 0.05, 0.05, 0.06, 0.055]).border
+    assert border is not None
+    assert border.tied
+    assert not border.lost
+    assert "no difference" in border.sentence
+
+
+def test_on_one_host_there_is_no_border(monkeypatch, tmp_path):
+    verdict = measure(Launcher({1: [0.1] * 6, 2: [0.05] * 6}), tmp_path, monkeypatch)
+    assert verdict.border is None
+    assert steps_sentence(verdict.points) == ""

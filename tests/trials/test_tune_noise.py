@@ -129,7 +129,7 @@ def test_the_preset_says_what_the_search_said(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "record").mkdir()
     verdict = tune(Machine(tuned_already, budget=65, trial=7), ON_GPU)
-    keep(verdict, RunSettings(script="train.py"), tmp_path / "record", cuda=False)
+    keep(verdict, RunSettings(script="train.py"), tmp_path / "record", hosts=[], cuda=False)
     preset, _ = find_preset(str(tmp_path / "record"), "train.py", module=False, records=tmp_path)
     assert preset.mods == []
     assert preset.said == verdict.conclusion.sentence

@@ -15,9 +15,11 @@ from machine import Machine, compute_bound, launch_bound, many_words, small_pict
 from paceline.errors import UsageError
 from paceline.mods import catalog, prospects
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
+from paceline.settings import RunSettings
 from paceline.trials.core.result import Status
 from paceline.trials.tune import candidates as candidates_module
 from paceline.trials.tune.candidates import candidates, settings_of, together
+from paceline.trials.tune.command import spelled_out
 from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.search import Search
 from paceline.trials.tune.trials import AS_IT_IS, Trials
@@ -690,3 +692,23 @@ def test_what_fails_with_the_newest_mod_is_tried_once_without_it():
     broken = Clash(truth, noise=0.01, budget=3000, fails={"compile=default": "failed"})
     assert tune(broken, tried).final.mods == ["resident"]
     assert sum("compile=default" in name for name in broken.asked) <= 2
+
+
+def test_on_several_hosts_what_goes_between_them_is_tried_first():
+    found = candidates(gpus=0, cores=2, workers=4, threads=1, hosts=[2, 2], allow=["exactness"])
+    first = ["compression=bf16", "strategy=zero1", "strategy=sharded", "workers=2"]
+    assert [one.mod for one in found[:4]] == first
+    assert "compression=powersgd" in [one.mod for one in found]
+    here = candidates(gpus=0, cores=2, workers=2, threads=1, allow=["exactness"])
+    assert not {"compression", "strategy"} & {one.name for one in here}
+    assert settings_of(["compression=bf16", "resident", "workers=2"]) == (
+        ("resident",),
+        {"compression": "bf16", "workers": 2},
+    )
+    assert together(["compression=bf16", "resident"], "strategy=zero1") == ("resident", "strategy=zero1")
+    assert together(["strategy=zero1"], "workers=2") == ("strategy=zero1", "workers=2")
+    settings = RunSettings(script="train.py", workers=4)
+    hosts = ["--hosts", "a:2,b:2"]
+    assert " ".join(spelled_out(settings, ["compression=bf16", "tf32"], hosts=hosts)) == (
+        "paceline run -n 4 --mod tf32 --hosts a:2,b:2 --compression bf16 train.py"
+    )

@@ -38,6 +38,8 @@ def command(run: Run, *, verb: str, more: Sequence[str] = (), mods: Sequence[str
         settings = settings | {"threads": None}  # the mod replaces the option
     typed += _options(settings, more, OPTIONS if verb == "run" else OPTIONS[:-2])
     typed += [word for mod in mods for word in ("--mod", mod)]
+    if isinstance(hosts := run.topology.get("options"), list):
+        typed += map(str, hosts)
     script = ["-m", run.script] if settings.get("module") is True else [run.script]
     return shlex.join([*typed, *more, *script, *run.arguments])
 

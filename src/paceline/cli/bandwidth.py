@@ -12,7 +12,10 @@ from rich.progress import TaskID, TextColumn
 
 from paceline import __version__
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.host_options import HostOptions
+from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import progress_bar, results, stderr
 from paceline.comm.measuring.plan import BACKENDS, OPS
@@ -38,7 +41,7 @@ Workers = Annotated[
         "--workers",
         metavar="N",
         help="Number of workers to measure between.",
-        show_default="one per GPU, at least 2",
+        show_default="one per GPU, at least 2; all workers of several hosts",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -60,8 +63,9 @@ Backends = Annotated[
     typer.Option(
         "--backends",
         metavar="LIST",
-        help="Backends to measure: memory, gloo, nccl, network (the inter-host algorithms, over loopback).",
-        show_default="memory,gloo; also nccl if each worker has a GPU",
+        help="Backends to measure: memory, gloo, nccl, network (the algorithms between hosts, by every worker), hosts "
+        "(memory within hosts, network between them).",
+        show_default="memory,gloo; also nccl if each worker has a GPU. On several hosts: gloo,network,hosts",
     ),
 ]
 Only = Annotated[
@@ -83,12 +87,15 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline bandwidth --quick",
             "paceline bandwidth -n 4 --ops all_reduce --sizes 1K-64M",
+            "paceline bandwidth --hosts a:2,b:2 --quick",
         ),
     )(bandwidth)
 
 
+@runs_scripts
 def bandwidth(
     context: typer.Context,
+    asked: HostOptions,
     workers: Workers = None,
     ops: Ops = ALL_OPS,
     sizes: Sizes = None,
@@ -106,11 +113,13 @@ def bandwidth(
 ) -> None:
     session, labels = Session.of(context, json=json), labels_of(name, tag or (), note)
     host = discover()
-    number = trials.default_workers(host) if workers is None else workers
+    number = on_hosts(session, asked, trials.SETTINGS, workers, trials.default_workers(host), quiet=quiet)
+    specs = session.hosts.specs if session.hosts is not None else []
+    hosts = [spec.workers for spec in specs] if len(specs) > 1 else []
     parts = trials.parse_names(only, "--only", trials.PARTS)
     asked_ops = trials.parse_names(ops, "--ops", OPS)
     asked_sizes = trials.parse_sizes(sizes) if sizes is not None else trials.QUICK_SIZES if quick else trials.SIZES
-    asked_backends = trials.usual_backends(host, number)
+    asked_backends = trials.usual_backends(host, number, hosts)
     if backends is not None:
         asked_backends = trials.parse_names(backends, "--backends", BACKENDS)
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
@@ -121,18 +130,19 @@ def bandwidth(
         backends=asked_backends,
         parts=parts,
         memory=free_memory(),
-        oversubscribe=oversubscribe or workers is None,
+        oversubscribe=oversubscribe or workers is None or session.hosts is not None,
+        hosts=hosts,
     )
     record = session.open_record(record, "bandwidth", share=share_record, labels=labels)
     plan = trials.plan(
         host,
-        record,
         workers=number,
         ops=asked_ops,
         sizes=asked_sizes,
         backends=asked_backends,
         parts=parts,
         quick=quick,
+        hosts=hosts,
     )
     console = stderr()
     topology = survey()
@@ -141,6 +151,7 @@ def bandwidth(
         [report for result in measured for report in result.reports],
         topology,
         workers=number,
+        hosts=[spec.name for spec in specs] if hosts else (),
         notes=notes(host, topology, measured),
         failures=[result.failure for result in measured if result.failure],
         interrupted=outcome.interrupted,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
@@ -30,13 +31,14 @@ Emulate = Annotated[
     typer.Option("--emulate", metavar="N", min=2, help="Number of workers to emulate.", rich_help_panel=options.HOW),
 ]
 Workers = Annotated[
-    int,
+    int | None,
     typer.Option(
         "-n",
         "--workers",
         metavar="N",
         min=1,
         help="Number of real workers that compute the emulated ones.",
+        show_default="1; all workers of several hosts",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -107,7 +109,7 @@ def converge(
     context: typer.Context,
     asked: ScriptOptions,
     emulate: Emulate = 8,
-    workers: Workers = 1,
+    workers: Workers = None,
     seeds: Seeds = 3,
     metric: Metric = None,
     techniques: Techniques = None,
@@ -121,18 +123,19 @@ def converge(
     quiet: options.Quiet = False,
 ) -> None:
     session = Session.of(context, json=json)
-    if emulate % workers:
-        raise UsageError(
-            f"-n {workers}: {emulate} emulated workers cannot be divided evenly among {workers} real ones.",
-            advice=f"Give -n a divisor of {emulate}, or change --emulate.",
-        )
     tried = parse_techniques(techniques)
     settings = replace(
         asked.settings(),
-        workers=workers,
         mods=parse_mods(mod or []),
         sharpness=SharpnessSettings() if sharpness else None,
     )
+    number = on_hosts(session, asked, settings, workers, 1, quiet=quiet)
+    if emulate % number:
+        raise UsageError(
+            f"-n {number}: {emulate} emulated workers cannot be divided evenly among {number} real ones.",
+            advice=f"Give -n a divisor of {emulate}, or change --emulate.",
+        )
+    settings = replace(settings, workers=number)
     pattern = compile_metric(metric) if metric is not None else None
     course = series.Series.begin(
         session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet

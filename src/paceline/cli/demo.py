@@ -199,7 +199,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
     story.exit_code = outcome.exit_code if outcome.interrupted else story.exit_code or outcome.exit_code
     story.tuned = search.verdict(interrupted=outcome.interrupted)
     story.skipped = f"not tuned: {search.problem}; type: paceline tune {story.script}" if search.problem else ""
-    story.told = keep(story.tuned, settings, story.tune_record, cuda=bool(host.gpus))
+    story.told = keep(story.tuned, settings, story.tune_record, hosts=[], cuda=bool(host.gpus))
     if search.best:
         story.tuned_step = search.speeds.of(search.best)[-1].step
     if search.problem:

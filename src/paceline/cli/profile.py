@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from paceline.cli import prove
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.extras import need
 from paceline.cli.shared.live import LiveLine
@@ -23,7 +25,8 @@ from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Event, Output, check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
-from paceline.record import Outcome
+from paceline.record import Outcome, read_run
+from paceline.reports.clocks import clocks, clocks_document
 from paceline.reports.ending import ending
 from paceline.reports.figure_text import figures_document
 from paceline.reports.findings import findings
@@ -97,6 +100,7 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline profile -n 2 train.py --epochs 3",
             "paceline profile --prove train.py",
+            "paceline profile --hosts a:4,b:4 train.py",
             "paceline profile --trace trace.json.gz",
         ),
         context_settings=options.SCRIPT_LAST,
@@ -152,13 +156,14 @@ def profile(
         )
     settings = replace(
         asked.settings(),
-        workers=options.default_workers(asked.strategy) if workers is None else workers,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=to_the_end),
     )
     seconds, labels = series.parse_time(budget), asked.labels()
+    own = options.default_workers(asked.strategy)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, own, quiet=quiet))
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
-    check(settings, discover(), oversubscribe=asked.oversubscribe)
+    check(settings, discover(), oversubscribe=asked.oversubscribe or session.hosts is not None)
     if tensorboard is not None:
         prove_board(tensorboard)
     session.open_record(record, asked.script, script=asked.script, share=asked.share_record, labels=labels)
@@ -216,7 +221,7 @@ def _run(
 
     try:
         with (
-            Sampler(session.record),
+            Sampler(session.record) if session.hosts is None else nullcontext(),  # the load of this host
             showing(tensorboard, session.record, show_event) as on_event,
         ):
             outcome = launch(
@@ -276,13 +281,17 @@ def _tell(
     quiet: bool,
     more: dict[str, Any] | None = None,
 ) -> None:
+    run = read_run(session.record) if session.record is not None else None
     if not quiet:
         show(console, report(told, top=top))
         tell(console, *findings(told.findings))
+        if run is not None:
+            tell(console, *clocks(run))
         if session.record is not None:
             console.print(f"record: {session.record}", soft_wrap=True)
     if json:
-        session.print_document(document(told) | (more or {}))
+        measured = {"clocks": clocks_document(run)} if run is not None else {}
+        session.print_document(document(told) | measured | (more or {}))
 
 
 def document(told: Profile) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.cli.shared import lasting_options, options
+from paceline.cli.shared.clusters import cluster_of
 from paceline.cli.shared.command_words import another_verb
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr
 from paceline.errors import RecordError, UsageError
@@ -153,7 +153,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def run(
     context: typer.Context,
-    asked: RunOptions,
+    asked: ScriptOptionsWithLauncher,
     workers: options.Workers = None,
     batch: BatchOption = "keep",
     steps: Steps = None,
@@ -182,13 +182,17 @@ def run(
     bounds = lasting_options.bounds_of(elastic)
     needed = restarts > 0 or bounds.most is not None
     saving = lasting_options.saving_of(asked.script, every=save_every, folder=save_to, resume=resume, needed=needed)
-    said = ""
+    said, strategy = "", "mirrored"
     if preset is not None:
         found, where = find_preset(preset, asked.script, module=asked.module, records=record)
         if workers is None and not any(typed.startswith("workers=") for typed in mods):
             workers = found.workers
+        if compression == "none":
+            compression = found.compression
+        strategy = found.strategy
         mods = reduce(together, mods, tuple(found.mods))
-        said = f"preset of {where}: {' '.join(mods) or ': '.join(filter(None, ('no mods', found.said)))}"
+        more = [found.strategy] * (found.strategy != "mirrored") + [found.compression] * (found.compression != "none")
+        said = f"preset of {where}: {' '.join([*mods, *more]) or ': '.join(filter(None, ('no mods', found.said)))}"
     settings = replace(
         asked.settings(),
         batch=batch,
@@ -204,6 +208,8 @@ def run(
         noise_scale=noise_scale,
         track=tuple(dict.fromkeys(track or ())),
     )
+    if settings.strategy == "mirrored":
+        settings = replace(settings, strategy=strategy)
     own = bounds.most or options.default_workers(asked.strategy, mod or ())
     with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):
         settings = replace(settings, workers=workers)

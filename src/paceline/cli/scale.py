@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
@@ -19,6 +20,7 @@ from paceline.cli.shared.terminal import plotted, progress_bar, results, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
+from paceline.launch.host import HostsGoneError
 from paceline.mods import catalog
 from paceline.record.folder import short_name
 from paceline.record.schema import Outcome
@@ -30,9 +32,14 @@ from paceline.trials.scale import series as trials
 from paceline.units import count, rate, seconds
 
 WorkersList = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "-n", "--workers", metavar="LIST", help="Numbers of workers to measure: 1,2,4.", rich_help_panel=options.HOW
+        "-n",
+        "--workers",
+        metavar="LIST",
+        help="Numbers of workers to measure: 1,2,4. On several hosts, each host is filled before the next.",
+        show_default="1,2; on several hosts 1,2,4,… up to all workers",
+        rich_help_panel=options.HOW,
     ),
 ]
 Weak = Annotated[
@@ -58,7 +65,10 @@ def add_to(app: typer.Typer) -> None:
     """Registers the verb."""
     app.command(
         "scale",
-        cls=verb("paceline scale -n 1,2,4 train.py --epochs 1"),
+        cls=verb(
+            "paceline scale -n 1,2,4 train.py --epochs 1",
+            "paceline scale -n 2,4,8 --hosts a:4,b:4 train.py --epochs 1",
+        ),
         context_settings=options.SCRIPT_LAST,
     )(scale)
 
@@ -67,7 +77,7 @@ def add_to(app: typer.Typer) -> None:
 def scale(
     context: typer.Context,
     asked: ScriptOptions,
-    workers: WorkersList = "1,2",
+    workers: WorkersList = None,
     weak: Weak = False,
     repeat: Repeat = 3,
     steps: Steps = 30,
@@ -77,10 +87,9 @@ def scale(
     quiet: options.Quiet = False,
 ) -> None:
     session = Session.of(context, json=json)
-    numbers = parse_workers(workers)
+    numbers = None if workers is None else parse_workers(workers)
     settings = replace(
         asked.settings(),
-        workers=max(numbers),
         steps=steps,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
     )
@@ -89,24 +98,36 @@ def scale(
             "--weak and --mod emulate exclude each other: both multiply the batch.", advice="Leave one of them out."
         )
     mode: trials.Mode = "weak" if weak else "strong"
-    plan = trials.plan(settings, numbers, rounds=repeat, mode=mode)
+    there = on_hosts(session, asked, settings, max(numbers) if numbers else None, 2, quiet=quiet)
+    numbers = numbers or [*(2**k for k in range(there.bit_length()) if 2**k < there), there]
+    settings = replace(settings, workers=max(numbers))
+    hosts = session.hosts.specs if session.hosts is not None else ()
+    plan = trials.plan(settings, numbers, rounds=repeat, mode=mode, hosts=hosts)
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     for trial in plan[: len(numbers)]:
-        check(trial.settings, discover(), oversubscribe=asked.oversubscribe)
+        check(trial.settings, discover(), oversubscribe=asked.oversubscribe or session.hosts is not None)
     stem = short_name(asked.script)
     record = session.open_record(
         record, f"scale-{stem}", script=asked.script, share=asked.share_record, labels=asked.labels()
     )
     console = stderr()
-    measured, outcome = carry_out(plan, session, record, settings, console=console, quiet=quiet)
+    lost: HostsGoneError | None = None
+    measured: list[trials.Result] = []
+    outcome = Outcome(exit_code=1, seconds=0.0)
+    try:
+        outcome = carry_out(plan, session, record, settings, measured, console=console, quiet=quiet)
+    except HostsGoneError as error:
+        if not measured:
+            raise
+        lost = error
     verdict = trials.judge(measured, mode=mode, record=record, interrupted=outcome.interrupted)
     series.write_verdict(record, verdict)
     plot = plotted(charts(verdict), record / "plots" / "scale.svg", asked.script)
     if not quiet:
         show(results(json=json), report(verdict))
     # Different numbers are a result, not a failure. A point without a measurement is a failure.
-    code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures))
-    told = series.document(verdict, trouble(verdict) if code else None, plot=plot)
+    code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures or lost))
+    told = series.document(verdict, trouble(verdict, lost) if code else None, plot=plot)
     series.finish(session, results(json=json), told, code=code, plots=[plot], quiet=quiet)
 
 
@@ -123,14 +144,15 @@ def carry_out(
     session: Session,
     record: Path,
     settings: RunSettings,
+    measured: list[trials.Result],
     *,
     console: Console,
     quiet: bool,
-) -> tuple[list[trials.Result], Outcome]:
-    """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
+) -> Outcome:
+    """Runs the plan with a progress bar. Adds each result to `measured`. Writes run.json even after an error or an
+    interrupt."""
     steps = settings.steps or 1
     told: set[str] = set()
-    measured: list[trials.Result] = []
     warm = [time.monotonic()]  # the end of the first trial, which has imported torch
     bar = progress_bar(console, quiet=quiet)
     task = TaskID(0)
@@ -148,7 +170,7 @@ def carry_out(
 
     def on_start(trial: trials.Trial) -> None:
         here, of = len(measured) + 1, max(len(plan), len(measured) + 1)
-        place = f"trial {here} of {of}: {count(trial.workers, 'worker')}"
+        place = f"trial {here} of {of}: {words(trial)}"
         bar.update(task, description=place, completed=len(measured) * steps, total=of * steps)
 
     def on_result(result: trials.Result) -> None:
@@ -157,7 +179,7 @@ def carry_out(
         if result.interrupted:
             return
         trial = result.trial
-        place = f"round {trial.round}, {count(trial.workers, 'worker')}"
+        place = f"round {trial.round}, {words(trial)}"
         if result.failure:
             console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
@@ -182,11 +204,18 @@ def carry_out(
             on_result=on_result,
         )
         series.conclude(outcome, measured)
-    return measured, outcome
+    return outcome
 
 
-def trouble(verdict: trials.Verdict) -> series.Trouble:
+def words(trial: trials.Trial) -> str:
+    """`4 workers`, and on how many hosts if on several."""
+    return count(trial.workers, "worker") + (f" on {trial.hosts} hosts" if trial.hosts > 1 else "")
+
+
+def trouble(verdict: trials.Verdict, lost: HostsGoneError | None) -> series.Trouble:
     """Why the exit code is not 0."""
+    if lost is not None:
+        return series.Trouble("HostLost", lost.message, f"The trials before are measured. {lost.advice}")
     failure = verdict.failures[0] if verdict.failures else None
     return series.Trouble(
         "Interrupted" if verdict.interrupted else "ScriptFailed",

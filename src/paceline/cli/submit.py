@@ -1,7 +1,8 @@
-"""`paceline submit`: writes a job for a scheduler, and submits it."""
+"""`paceline submit`: writes a job for a scheduler, of a run or of another verb, and submits it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import secrets
@@ -22,6 +23,7 @@ from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.jobs.manifest import KubernetesJob, documents, text_of
 
 SLURM, KUBERNETES = "Slurm", "Kubernetes"
+VERBS = ("run", "scale", "sweep", "tune", "converge", "profile", "bandwidth", "topo")  # that use several hosts
 
 Slurm = Annotated[bool, typer.Option("--slurm", help="Submit a batch job to Slurm.", rich_help_panel=SLURM)]
 Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of hosts.")]
@@ -32,12 +34,20 @@ Gpus = Annotated[
         "--gpus-per-node", metavar="N", min=0, help="Number of GPUs on each host.", show_default="no GPUs are asked for"
     ),
 ]
+Script = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCRIPT|VERB",
+        help="Training script, or a verb and its own words: scale -n 2,4 train.py.",
+        show_default=False,
+    ),
+]
 RunOptions = Annotated[
     str,
     typer.Option(
         "--run-options",
         metavar="TEXT",
-        help="Options of `paceline run`: '--strategy zero1 --mod precision=bf16'.",
+        help="Options of `paceline run`, with a SCRIPT: '--strategy zero1 --mod precision=bf16'.",
         show_default=False,
     ),
 ]
@@ -50,6 +60,20 @@ Time = Annotated[
 Partition = Annotated[
     str,
     typer.Option("--partition", metavar="NAME", help="Partition.", show_default=False, rich_help_panel=SLURM),
+]
+Account = Annotated[
+    str,
+    typer.Option("--account", metavar="NAME", help="Account to charge.", show_default=False, rich_help_panel=SLURM),
+]
+Container = Annotated[
+    str,
+    typer.Option(
+        "--container",
+        metavar="IMAGE",
+        help="Container image with Paceline and torch to run in, on clusters with pyxis. It sees the current folder.",
+        show_default=False,
+        rich_help_panel=SLURM,
+    ),
 ]
 Warning = Annotated[
     int,
@@ -66,7 +90,7 @@ Sbatch = Annotated[
     typer.Option(
         "--sbatch",
         metavar="OPTION",
-        help="Another option of sbatch: --sbatch=--account=physics. May be repeated.",
+        help="Another option of sbatch: --sbatch=--qos=high. May be repeated.",
         show_default=False,
         rich_help_panel=SLURM,
     ),
@@ -112,6 +136,7 @@ def add_to(app: typer.Typer) -> None:
         "submit",
         cls=verb(
             "paceline submit --slurm --nodes 2 --workers-per-node 4 --time 2:00:00 train.py --epochs 3",
+            "paceline submit --slurm --nodes 2 --workers-per-node 4 --account physics scale -n 2,4,8 train.py",
             "paceline submit --kubernetes --image registry/train:1 --nodes 2 --gpus-per-node 8 train.py",
         ),
         context_settings=options.SCRIPT_LAST,
@@ -120,7 +145,7 @@ def add_to(app: typer.Typer) -> None:
 
 def submit(
     context: typer.Context,
-    script: options.Script,
+    script: Script,
     arguments: options.Arguments = None,
     module: options.Module = False,
     nodes: Nodes = 1,
@@ -132,6 +157,8 @@ def submit(
     slurm: Slurm = False,
     time: Time = "",
     partition: Partition = "",
+    account: Account = "",
+    container: Container = "",
     warn_before: Warning = 120,
     sbatch: Sbatch = None,
     kubernetes: Kubernetes = False,
@@ -147,7 +174,17 @@ def submit(
             "paceline submit needs one scheduler: --slurm or --kubernetes.",
             advice="Type: paceline submit --slurm train.py",
         )
-    run = [*split(run_options), *(["-m"] if module else []), script, *options.own_arguments(arguments)]
+    is_verb = script in VERBS and not module and not Path(script).is_file()
+    if is_verb and run_options:
+        raise UsageError(
+            f"--run-options {run_options}: the words after {script} are its options already.",
+            advice=f"Type: paceline submit … {script} {run_options} …",
+        )
+    words = [*split(run_options), *(["-m"] if module else []), script, *options.own_arguments(arguments)]
+    run = [script, *(arguments or ())] if is_verb else ["run", *words]
+    named = next((word for word in run[1:] if word.endswith(".py")), script)
+    name = name or (f"{script}-{name_of(named)}"[:40] if is_verb and named != script else name_of(script))
+    total = nodes * max(workers_per_node, gpus_per_node)
     if not slurm:
         if not image:
             raise UsageError(
@@ -155,11 +192,10 @@ def submit(
             )
         # The script is in the image, so it is not looked for here.
         pods = KubernetesJob(
-            name=name or name_of(script),
+            name=name,
             image=image,
-            run=run,
+            run=counted(run, total),
             nodes=nodes,
-            workers_per_node=max(workers_per_node, gpus_per_node),
             secret=secrets.token_urlsafe(32),
             gpus_per_node=gpus_per_node,
             namespace=namespace,
@@ -168,20 +204,22 @@ def submit(
         )
         _submit(session, text_of(documents(pods)), ["kubectl", "create", "-f", "-"], dry_run=dry_run, json=json)
         return
-    if not module and not Path(script).is_file():
+    if not is_verb and not module and not Path(script).is_file():
         raise UsageError(
             f"The script {script!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
             advice="Type the path of a Python file, or a module's name after -m.",
         )
     job = Job(
-        name=name or name_of(script),
-        command=[sys.executable, "-m", "paceline", "run", *run],
+        name=name,
+        command=["paceline", *counted(run, total)] if container else [sys.executable, "-m", "paceline", *run],
         folder=os.getcwd(),
         nodes=nodes,
         workers_per_node=workers_per_node,
         gpus_per_node=gpus_per_node,
         time=time,
         partition=partition,
+        account=account,
+        container=container,
         warning=warn_before,
         more=sbatch or (),
     )
@@ -194,6 +232,17 @@ def _submit(session: Session, text: str, command: Sequence[str], *, dry_run: boo
         session.print_document({"job": text, "submitted": not dry_run, "said": said})
     else:
         print(text if dry_run else said, end="")
+
+
+def counted(run: Sequence[str], total: int) -> list[str]:
+    """A verb and its words, with the number of workers on all hosts unless it was typed."""
+    verb, *words = run
+    own = itertools.takewhile(lambda word: not word.endswith(".py"), words)  # those after the script are the script's
+    typed = any(word.partition("=")[0] == "--workers" or re.match(r"-n\d*(,|$)", word) for word in own)
+    if typed or verb == "topo":
+        return [*run]
+    numbers = [*(2**k for k in range(total.bit_length()) if 2**k < total), total] if verb == "scale" else [total]
+    return [verb, "-n", ",".join(map(str, numbers)), *words]
 
 
 def split(typed: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
@@ -25,7 +26,16 @@ from paceline.units import rate
 ENOUGH = 1.0  # seconds of steady steps after which a trial ends
 
 Workers = Annotated[
-    int, typer.Option("-n", "--workers", metavar="N", min=1, help="Number of workers.", rich_help_panel=options.HOW)
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Number of workers.",
+        show_default="1; all workers of several hosts",
+        rich_help_panel=options.HOW,
+    ),
 ]
 From = Annotated[
     int | None,
@@ -76,7 +86,11 @@ def add_to(app: typer.Typer) -> None:
     """Registers the verb."""
     app.command(
         "sweep",
-        cls=verb("paceline sweep train.py --epochs 10", "paceline sweep --from 8 --memory-limit 2GB train.py"),
+        cls=verb(
+            "paceline sweep train.py --epochs 10",
+            "paceline sweep --from 8 --memory-limit 2GB train.py",
+            "paceline sweep --hosts a:4,b:4 train.py",
+        ),
         context_settings=options.SCRIPT_LAST,
     )(sweep)
 
@@ -85,7 +99,7 @@ def add_to(app: typer.Typer) -> None:
 def sweep(
     context: typer.Context,
     asked: ScriptOptions,
-    workers: Workers = 1,
+    workers: Workers = None,
     start: From = None,
     to: To = None,
     to_the_end: ToTheEnd = False,
@@ -102,7 +116,6 @@ def sweep(
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
-        workers=workers,
         steps=steps,
         enough=ENOUGH,
         mods=parse_mods(mod or []),
@@ -112,6 +125,7 @@ def sweep(
         raise UsageError(
             f"--from {start} is larger than --to {to}.", advice=f"Type it like this: --from {to} --to {start}"
         )
+    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, 1, quiet=quiet))
     course = series.Series.begin(
         session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,16 @@ import typer
 from rich.console import Console
 
 from paceline.cli.shared import options
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.host_options import HostOptions
+from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.tables.topo import show
-from paceline.errors import UsageError
+from paceline.comm.measuring.plan import HostTopology
+from paceline.errors import LaunchError, UsageError
+from paceline.reports.bandwidth import pair_tables
+from paceline.reports.terminal import show_table
 from paceline.topology import discover
 from paceline.topology.choosing import DeviceChoice, choose
 from paceline.topology.machine import Gpu, Topology
@@ -22,6 +29,8 @@ from paceline.topology.nccl_log import read as read_log
 from paceline.topology.reading import read_file, read_text
 from paceline.topology.survey import survey
 from paceline.topology.usage import flags, uses
+from paceline.trials.bandwidth import series as trials
+from paceline.trials.bandwidth.verdict import judge
 
 From = Annotated[
     Path | None,
@@ -67,12 +76,15 @@ def add_to(app: typer.Typer) -> None:
             "paceline topo",
             "paceline topo --from dgx1.txt --choose 4 --svg dgx1.svg",
             "paceline topo --nccl-log paceline-runs/2026-11-15T10-22-31-train",
+            "paceline topo --hosts a,b",
         ),
     )(topo)
 
 
+@runs_scripts
 def topo(
     context: typer.Context,
+    asked: HostOptions,
     source: From = None,
     k: ChooseOption = None,
     nccl_log: NcclLogOption = None,
@@ -81,6 +93,10 @@ def topo(
 ) -> None:
     session = Session.of(context, json=json)
     notes: list[str] = []
+    on_hosts(session, asked, trials.SETTINGS, None, 1, quiet=True)
+    if session.hosts is not None:
+        _show_hosts(session, {"--from": source, "--choose": k, "--nccl-log": nccl_log, "--svg": svg}, json=json)
+        return
     topology = _look(notes) if source is None else read_file(source)
     log = _read_log(nccl_log) if nccl_log else None
     if log is not None:
@@ -95,6 +111,42 @@ def topo(
     show(console, topology, choice=choice, log=log, notes=notes)
     if svg is not None:
         console.print(f"picture: {svg}", soft_wrap=True)
+
+
+def _show_hosts(session: Session, others: dict[str, Any], *, json: bool) -> None:
+    """The topology of each host, and the measured links between them."""
+    assert session.hosts is not None
+    option = next((name for name, value in others.items() if value is not None), None)
+    if option is not None:
+        raise UsageError(
+            f"{option} is about one machine, and these are several hosts.", advice="Leave one of the options out."
+        )
+    names = [spec.name for spec in session.hosts.specs]
+    with tempfile.TemporaryDirectory(prefix="paceline-topo-") as folder:
+        [result] = trials.carry_out(
+            [trials.of_hosts(len(names))],
+            zygote=session.hosts,
+            record=Path(folder),
+            on_event=lambda event: None,
+            on_result=lambda result: None,
+        )
+    if result.exit_code:
+        raise LaunchError(f"The hosts could not be measured: {result.failure or 'interrupted'}")
+    found = {each.host: each for each in result.reports if isinstance(each, HostTopology)}
+    rates = judge(result.reports, Topology(), workers=len(names), hosts=names).pairs
+    if json:
+        told = [{"name": name, **msgspec.to_builtins(found[number])} for number, name in enumerate(names)]
+        session.print_document({"hosts": told, "between": msgspec.to_builtins(rates)})
+        return
+    console = Console(highlight=False, markup=False)
+    for number, name in enumerate(names):
+        console.print(f"{name} (interface {found[number].interface or 'none'})", style="bold cyan")
+        show(console, found[number].topology)
+        console.print()
+    if rates:
+        console.print("links between hosts, measured over one connection", style="bold")
+        for table in pair_tables(rates, names):
+            show_table(console, table)
 
 
 def document(

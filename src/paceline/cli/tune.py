@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.shared import options, series
+from paceline.cli.shared.clusters import on_hosts
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
@@ -28,7 +29,16 @@ from paceline.reports.tune import advice, charts, report
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Budget, Measured, Status, details
-from paceline.trials.tune.candidates import ALLOWED, MORE, Candidate, candidates, check_asked, settings_of, tried_names
+from paceline.trials.tune.candidates import (
+    ALLOWED,
+    MORE,
+    Candidate,
+    candidates,
+    check_asked,
+    settings_of,
+    summary_of,
+    tried_names,
+)
 from paceline.trials.tune.command import command, spelled_out
 from paceline.trials.tune.from_findings import advised, put_first
 from paceline.trials.tune.patch import BY_HAND, Patch, read, write_patch
@@ -43,7 +53,7 @@ ENOUGH = 1.0  # seconds of steady steps after which a trial ends
 def complete_tried(incomplete: str) -> list[tuple[str, str]]:
     """What a shell offers for the name of a mod that `tune` tries."""
     names = [name for name in tried_names() if name.startswith(incomplete)]
-    return [(name, catalog.CATALOG[name].summary) for name in names]
+    return [(name, summary_of(name)) for name in names]
 
 
 BudgetOption = Annotated[
@@ -127,14 +137,16 @@ def tune(
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
-        workers=options.default_workers(asked.strategy) if workers is None else workers,
         steps=steps,
         enough=ENOUGH,
     )
-    host = discover()
+    own = options.default_workers(asked.strategy)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, own, quiet=quiet))
+    host = on_each(session, settings) or discover()
     start = tuple(str(asked) for asked in catalog.parse(mod or []))
     check_asked(start=start, allow=allow or [], only=only or [], without=without or [])
-    tried = what_to_try(settings, host, allow=allow or [], only=only or [], without=without or [])
+    hosts = [each.workers for each in session.hosts.specs] if session.hosts is not None else []
+    tried = what_to_try(settings, host, hosts, allow=allow or [], only=only or [], without=without or [])
     mods, profiled = advised(asked.script, module=asked.module, records=record)
     course = series.Series.begin(
         session, settings, asked, host=host, budget=budget, parent=record, resume=resume, quiet=quiet
@@ -144,18 +156,28 @@ def tune(
             f"paceline: mods from the findings in {profiled} are tried first: {' '.join(mods) or 'none'}",
             soft_wrap=True,
         )
-    verdict, code = carry_out(course, put_first(tried, mods), start=start, quiet=quiet)
-    told = keep(verdict, course.settings, course.record, cuda=bool(host.gpus))
+    words = session.hosts.words if session.hosts is not None else []
+    verdict, code = carry_out(course, put_first(tried, mods), start=start, hosts=words, quiet=quiet)
+    told = keep(verdict, course.settings, course.record, hosts=words, cuda=bool(host.gpus))
     if not quiet:
         show_result(course.results, verdict, told, course.record)
     made = series.document(verdict, trouble(verdict, course) if code else None, **in_json(told))
     series.finish(session, course.results, made, code=code, plots=[told["plot"]], quiet=quiet)
 
 
+def on_each(session: Session, settings: RunSettings) -> Host | None:
+    """What every one of several hosts has at least."""
+    if session.hosts is None:
+        return None
+    here, there = discover(), session.hosts.facts(settings)
+    cores, gpus = min(each.cores for each in there), min(each.gpus for each in there)
+    return replace(here, cores=here.cores[:1] * cores, quota=None, gpus=tuple(map(str, range(gpus))))
+
+
 def what_to_try(
-    settings: RunSettings, host: Host, *, allow: list[str], only: list[str], without: list[str]
+    settings: RunSettings, host: Host, hosts: list[int], *, allow: list[str], only: list[str], without: list[str]
 ) -> list[Candidate]:
-    """The candidates for this machine and these options."""
+    """The candidates for this machine and these options. `hosts`: the workers of each of several hosts."""
     for asked in allow:
         if asked not in ALLOWED:
             known = " and ".join(ALLOWED)
@@ -164,17 +186,20 @@ def what_to_try(
         gpus=len(host.gpus),
         cores=host.usable_cores,
         workers=settings.workers,
-        threads=settings.threads or max(1, host.usable_cores // settings.workers),
+        threads=settings.threads or max(1, host.usable_cores // max([*hosts, 0 if hosts else settings.workers])),
         allow=allow,
         only=only,
         without=without,
+        hosts=hosts,
     )
-    # A number of threads that was asked for is not to be changed.
-    return [one for one in tried if one.name != "threads" or not settings.threads]
+    # What was asked for is not to be changed.
+    fixed = {"threads": settings.threads, "strategy": settings.strategy != "mirrored"}
+    fixed["compression"] = fixed["strategy"]
+    return [one for one in tried if not fixed.get(one.name)]
 
 
 def carry_out(
-    course: series.Series, tried: list[Candidate], *, start: tuple[str, ...], quiet: bool
+    course: series.Series, tried: list[Candidate], *, start: tuple[str, ...], hosts: list[str], quiet: bool
 ) -> tuple[Verdict, int]:
     """Runs the search. Writes run.json even after an error or an interrupt. Returns the verdict and the exit code."""
 
@@ -194,7 +219,7 @@ def carry_out(
             course.line.event(event)
 
     def alone(settings: RunSettings) -> list[str]:
-        return spelled_out(settings, settings.mods)
+        return spelled_out(settings, settings.mods, hosts=hosts)
 
     search = Search(
         course.bench(label=label, alone=alone, on_event=on_event, on_result=on_result),
@@ -223,7 +248,7 @@ def explain(failed: Measured, budget: Budget, console: Console) -> str:
     return failed.message
 
 
-def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -> dict[str, Any]:
+def keep(verdict: Verdict, settings: RunSettings, record: Path, *, hosts: list[str], cuda: bool) -> dict[str, Any]:
     """Writes the verdict, the plot, the preset and the patch into the record. Returns their paths, the patch, and the
     command that keeps the mods."""
     series.write_verdict(record, verdict)
@@ -232,25 +257,27 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
     if verdict.final is None:
         return told
     mods = verdict.final.mods
-    workers = settings_of(mods)[1].get("workers", settings.workers)
+    applied, changes = settings_of(mods)
     preset = Preset(
         script=whole_path(settings.script, module=settings.module),
         module=settings.module,
-        mods=list(settings_of(mods)[0]),
-        workers=workers,
+        mods=list(applied),
+        workers=changes.get("workers", settings.workers),
+        strategy=changes.get("strategy", "mirrored"),
+        compression=changes.get("compression", "none"),
         gain=verdict.final.gain,
         said=verdict.conclusion.sentence,
         made=time.time(),
     )
     told["preset"] = write_preset(record, preset)
-    told["command"] = told["spelled_out"] = shlex.join(command(settings))
+    told["command"] = told["spelled_out"] = shlex.join(command(settings, hosts=hosts))
     if mods:
-        told["patch"] = write_patch(*read(settings.script, module=settings.module), mods, cuda=cuda)
+        told["patch"] = write_patch(*read(settings.script, module=settings.module), applied, cuda=cuda)
         write(record / "tuned.patch", told["patch"].diff.encode())
         write(record / BY_HAND, msgspec.json.format(msgspec.json.encode(told["patch"].by_hand)))
         where = [] if record.parent == options.RECORDS else ["--record", str(record.parent)]
-        told["command"] = shlex.join(command(settings, "--preset", TUNED, *where))
-        told["spelled_out"] = shlex.join(spelled_out(settings, mods))
+        told["command"] = shlex.join(command(settings, "--preset", TUNED, *where, hosts=hosts))
+        told["spelled_out"] = shlex.join(spelled_out(settings, mods, hosts=hosts))
     return told
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from paceline.errors import UsageError
 from paceline.launch import horovod_scripts, messages, placement
@@ -38,10 +38,18 @@ from paceline.wire.store import LinkServer
 _MOST_PER_CORE = 4
 
 
+class Elsewhere(Protocol):
+    """Workers that are not on this host: those of a series on several hosts."""
+
+    def launch(
+        self, run: RunSettings, *, record: Path, on_event: Callable[[Event], None], verb: str, limit: float | None
+    ) -> Outcome: ...
+
+
 def launch(
     run: RunSettings,
     *,
-    zygote: Zygote,
+    zygote: Zygote | Elsewhere,
     record: Path,
     on_event: Callable[[Event], None],
     verb: str = "run",
@@ -49,13 +57,16 @@ def launch(
     limit: float | None = None,
 ) -> Outcome:
     """Runs the script on `run.workers` workers. Returns when all workers and their child processes have ended. Workers
-    that still run `limit` seconds after their start are stopped, and the run has failed.
+    that still run `limit` seconds after their start are stopped, and the run has failed. With the hosts of a series
+    instead of a zygote, the workers are there.
 
     A script that fails raises no error here: the outcome holds the failure. Errors are a wrong option or record before
     a worker starts (UsageError, RecordError), and a zygote that cannot fork (LaunchError). A record that can no longer
     be written is told, once, and noted in the outcome; the script goes on. While the workers run, SIGINT and SIGTERM
     are passed on to them; that works only if `launch` is called from the main thread.
     """
+    if not isinstance(zygote, Zygote):
+        return zygote.launch(run, record=record, on_event=on_event, verb=verb, limit=limit)
     host = discover()
     check(run, host, oversubscribe=oversubscribe)
     placed = choose_gpus(run.workers, host)

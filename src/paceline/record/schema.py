@@ -40,6 +40,22 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     memory: int = 0  # peak bytes so far: of the GPU's memory, or of the host's without a GPU
 
 
+class ClockOffset(msgspec.Struct, kw_only=True):
+    """The clock of a host against the launcher's: ahead by `offset` seconds at the launcher's unix time `at`, and by
+    `drift` seconds more each second. `error`: the largest error of the offset during the run that the readings
+    allow."""
+
+    offset: float
+    drift: float
+    error: float
+    at: float
+    readings: int
+
+    def ahead(self, at: float) -> float:
+        """Seconds by which the host's clock is ahead at this unix time."""
+        return self.offset + self.drift * (at - self.at)
+
+
 class WorkerInfo(msgspec.Struct, kw_only=True):
     """One worker, as the launcher started it."""
 
@@ -50,6 +66,7 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     threads: int
     gpus: list[str] = []
     environment: dict[str, str] = {}  # variables that the launcher set
+    clock: ClockOffset | None = None  # of its host; None: the launcher's own
 
 
 class FailureKind(StrEnum):

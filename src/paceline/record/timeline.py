@@ -13,9 +13,12 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from paceline.errors import RecordError
 from paceline.record.folder import unwritable
 from paceline.record.inside import File, Folder
 from paceline.record.private import create
+from paceline.record.reader import read_run
+from paceline.record.schema import ClockOffset
 from paceline.record.stopping import is_stopped, stop
 
 BLOCK = 500  # spans per write
@@ -72,11 +75,25 @@ def read_spans(path: Path | File, *, most: int | None = None) -> list[Span]:
     return spans
 
 
+def on_one_clock(spans: list[Span], clock: ClockOffset | None) -> list[Span]:
+    """The spans of a worker on the launcher's clock. `clock`: of the worker's host, if it is another one."""
+    if clock is None:
+        return spans
+    ahead = [clock.ahead(span.start) for span in spans]
+    return [
+        msgspec.structs.replace(span, start=span.start - each, end=span.end - each)
+        for span, each in zip(spans, ahead, strict=True)
+    ]
+
+
 def write_trace(folder: Path, target: Path) -> int:
     """Writes a Chrome trace of a record's timelines; returns the number of spans."""
     here = Folder.of(folder)
     names = {int(name.split("rank")[1].split(".")[0]): name for name in here.names("timeline.rank*.jsonl")}
-    by_rank = {rank: read_spans(here.file(names[rank])) for rank in sorted(names)}
+    clocks: dict[int, ClockOffset | None] = {}
+    with contextlib.suppress(RecordError):  # spans without a run.json are of one host
+        clocks = {worker.rank: worker.clock for worker in read_run(folder).workers}
+    by_rank = {rank: on_one_clock(read_spans(here.file(names[rank])), clocks.get(rank)) for rank in sorted(names)}
     zero = min((span.start for spans in by_rank.values() for span in spans), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, spans in by_rank.items():

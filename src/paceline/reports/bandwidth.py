@@ -28,7 +28,7 @@ from paceline.units import count, percent, size
 
 RATE = "Median over rounds; GB/s are 10⁹ bytes per second."
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
-ENDS = {"gpus": "GPUs", "workers": "workers"}  # what a pair is a pair of
+ENDS = {"gpus": "GPUs", "workers": "workers", "hosts": "hosts"}  # what a pair is a pair of
 FEWEST = 3  # ends of a heat map: between two there is only one number
 FEW = 6  # largest number of pairs that a terminal lists; of more, it shows matrices
 ABREAST = 3  # implementations of a collective that a terminal shows side by side
@@ -60,7 +60,7 @@ def report(verdict: Verdict) -> Report:
             *(Sentence(failure, "bad") for failure in verdict.failures[:20]),
         ],
         charts=[*curves(verdict), *pair_maps(verdict)],
-        tables=[*_copies(verdict.copies), *_pairs(verdict.pairs), *_collectives(verdict)],
+        tables=[*_copies(verdict.copies), *pair_tables(verdict.pairs, verdict.hosts), *_collectives(verdict)],
         after=[Sentence(note, "warn") for note in verdict.notes[:20]],
     )
 
@@ -123,11 +123,11 @@ def _copies(copies: Sequence[CopyRate]) -> list[Table]:
     return [table] if copies else []
 
 
-def _pairs(pairs: Sequence[PairRate]) -> list[Table]:
-    """Rates between two workers, or between two GPUs."""
+def pair_tables(pairs: Sequence[PairRate], hosts: Sequence[str]) -> list[Table]:
+    """Rates between two workers, two GPUs, or two hosts with these names."""
     usual = "Usual bandwidth of this kind of link, GB/s."
     columns = (
-        Column("between", "between", "Whether the pair is two workers or two GPUs.", on="page"),
+        Column("between", "between", "Whether the pair is workers, GPUs or hosts.", on="page"),
         Column("pair", "pair", on="terminal"),
         Column("a", "from", "Number of the sender.", "count", on="page"),
         Column("b", "to", "Number of the receiver.", "count", on="page"),
@@ -142,7 +142,8 @@ def _pairs(pairs: Sequence[PairRate]) -> list[Table]:
     )
 
     def row(pair: PairRate) -> dict[str, Any]:
-        named = f"{pair.a}{'–' if pair.between == 'workers' else '→'}{pair.b}"
+        one, other = (hosts[n] if pair.between == "hosts" else n for n in (pair.a, pair.b))
+        named = f"{one}{'→' if pair.between == 'gpus' else '–'}{other}"
         link = f"{in_words(pair.kind)} ({pair.kind})" if pair.kind else ""
         return msgspec.to_builtins(pair) | {"pair": named, "link": link, "title": f"pairs of {title}, GB/s"}
 
@@ -156,21 +157,21 @@ def _pairs(pairs: Sequence[PairRate]) -> list[Table]:
         if len(found) <= FEW:
             tables.append(replace(whole, rows=listed, on="terminal"))
             continue
-        ends, one_way, both_ways, latencies = matrices(found)
+        numbers, one_way, both_ways, latencies = matrices(found)
+        ends = [hosts[number] if between == "hosts" else str(number) for number in numbers]
         tables.append(_matrix(f"{title}: GB/s one way", ends, one_way, "gb"))
         tables.append(_matrix(f"{title}: GB/s both ways", ends, both_ways, "gb"))
         tables.append(_matrix(f"{title}: latency", ends, latencies, "seconds"))
     return [replace(whole, rows=rows, on="page"), *tables] if rows else []
 
 
-def _matrix(title: str, names: Sequence[int], cells: Matrix, kind: Kind) -> Table:
+def _matrix(title: str, names: Sequence[str], cells: Matrix, kind: Kind) -> Table:
     """Rates from each end (the row) to each other end (the column)."""
     rows = [
-        {"title": title, "": name}
-        | {str(n): "X" if math.isnan(cell) else cell for n, cell in zip(names, line, strict=True)}
+        {"title": title, "": name} | {n: "X" if math.isnan(cell) else cell for n, cell in zip(names, line, strict=True)}
         for name, line in zip(names, cells, strict=True)
     ]
-    columns = [Column("", "", kind="count"), *(Column(str(name), str(name), kind=kind) for name in names)]
+    columns = [Column("", "", kind="text"), *(Column(name, name, kind=kind) for name in names)]
     return Table(name="matrix", title=title, columns=columns, rows=rows, by="title", on="terminal")
 
 
@@ -230,7 +231,8 @@ def pair_maps(verdict: Verdict) -> list[Chart]:
         names, one_way, both_ways, latency = matrices(list(of_kind))
         if len(names) < FEWEST:
             continue
-        labels = [f"{'GPU' if between == 'gpus' else 'worker'} {name}" for name in names]
+        end = {"gpus": "GPU", "hosts": "host"}.get(between, "worker")
+        labels = [verdict.hosts[name] if end == "host" and verdict.hosts else f"{end} {name}" for name in names]
         what = f"{ENDS.get(between, between)}, {backend}{'' if direct else ', not direct'}"
         rate = "GB/s (10⁹ bytes), the median of the rounds."
         for title, caption, matrix, scale in (

@@ -14,6 +14,7 @@ from paceline.reports.report import Column, Command, Figure, Report, Sentence, T
 from paceline.reports.speeds import SPEED
 from paceline.reports.wording import say
 from paceline.trials.core.same_numbers import SameNumbers
+from paceline.trials.scale.border import steps_sentence
 from paceline.trials.scale.series import Point, Verdict
 from paceline.trials.scale.why import CAUSES
 from paceline.units import count, percent
@@ -111,6 +112,8 @@ def _said(verdict: Verdict) -> list[Sentence | Words]:
     said: list[Sentence | Words] = []
     if why := [point.why.sentence for point in reversed(verdict.points) if point.why and point.why.sentence]:
         said.append(Words("Why not more?", why, "From the phases of each trial's steps."))
+    border = [steps_sentence(verdict.points), verdict.border.sentence if verdict.border else ""]
+    said += [Sentence(sentence, "strong") for sentence in border if sentence]
     if verdict.points[-1].efficiency is None:
         numbers = ",".join(str(point.workers) for point in verdict.points)
         against = f"Speed-up is against {count(verdict.base, 'worker')}."
@@ -131,6 +134,8 @@ def _table(verdict: Verdict) -> Table:
                 row["under"] = "points lost"
         rows.append(row)
     times, per_worker = "samples/s divided by the first row's.", "Speed-up per worker."
+    added = "Speed added by the workers that the row before lacks, divided by what they would add at best."
+    several = any(point.hosts > 1 for point in verdict.points)
     ends = [Column(f"speedup_{end}", end, "Its interval.", "times", spare=True) for end in ("low", "high")]
     return Table(
         name="points",
@@ -140,7 +145,10 @@ def _table(verdict: Verdict) -> Table:
             SPEED,
             Column("speedup", "speed-up", times, "times", text="shown", ends=ends),
             Column("efficiency", "efficiency", per_worker, "percent", bar=True),
-            Column("view", "view", "What the script sees of the batch.", on="terminal"),
+            # A terminal of 80 columns has no room for all of them.
+            *([] if several else [Column("view", "view", "What the script sees of the batch.", on="terminal")]),
+            *([Column("hosts", "hosts", "Number of hosts of these workers.", "count")] if several else []),
+            *([Column("added", "step", added, "percent")] if several else []),
             Column("total", "a step", "Mean time of a step.", "seconds", under="total_under", part=PARTS),
             *(
                 Column(cause, cause, f"Mean time in a step. {LOST}", "seconds", under=f"{cause}_under", part=PARTS)

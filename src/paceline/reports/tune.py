@@ -10,11 +10,10 @@ import msgspec
 
 from paceline.advise.commands import command
 from paceline.charts.chart import Axis, Bars, Chart, Label
-from paceline.mods import catalog
 from paceline.record.schema import Run
 from paceline.reports.report import Column, Command, Figure, Report, Sentence, Table, Text, Where
 from paceline.reports.wording import say
-from paceline.trials.tune.candidates import INEXACT, MORE, name_of, settings_of
+from paceline.trials.tune.candidates import INEXACT, INEXACT_ACROSS, MORE, name_of, settings_of, summary_of
 from paceline.trials.tune.patch import ByHand
 from paceline.trials.tune.trials import NOISY
 from paceline.trials.tune.verdict import Final, Known, Problem, Reason, Row, Verdict
@@ -124,8 +123,8 @@ def _kept(verdict: Verdict, run: Run | None, typed: Command | None) -> list[Sent
         ]
     if typed is None and run is not None:
         mods, settings = settings_of(final.mods)
-        workers = ["-n", str(settings["workers"])] if settings else []
-        typed = Command("Run it so", command(run, verb="run", more=workers, mods=mods))
+        more = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        typed = Command("Run it so", command(run, verb="run", more=more, mods=mods))
     larger = (
         "{} changes the mathematics: fewer, larger steps, and a learning rate that grows with the batch (SGD: "
         "linearly; Adam: with the square root). Check that the accuracy stays."
@@ -134,8 +133,8 @@ def _kept(verdict: Verdict, run: Run | None, typed: Command | None) -> list[Sent
     for mod in final.mods:
         if name_of(mod) == MORE:
             changes.append(larger.format(mod))
-        elif mod in INEXACT:
-            changes.append(f"{mod} gives up the same numbers: {catalog.CATALOG[name_of(mod)].summary}")
+        elif mod in (*INEXACT, *INEXACT_ACROSS):
+            changes.append(f"{mod} gives up the same numbers: {summary_of(name_of(mod))}")
     return [*([typed] if typed else []), *(Sentence(text, "warn") for text in changes)]
 
 

@@ -7,7 +7,7 @@ use.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Tables:
     @cached_property
     def traces(self) -> list[Trace]:
         """One trace per rank, sorted by rank. TraceError if a file is damaged."""
-        return read_together(self.paths)
+        return aligned(read_together(self.paths), self.run)
 
     def over_ranks(self, table: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
         """A table of all ranks, concatenated. Needs at least one trace."""
@@ -44,6 +44,21 @@ class Tables:
             go_on()
             found.append(table(trace))
         return pl.concat(found)
+
+
+def aligned(traces: Sequence[Trace], run: Run | None) -> list[Trace]:
+    """The traces on the clock of the launcher: those of workers on other hosts are moved by what these clocks were
+    ahead in the middle of the trace."""
+    clocks = {worker.rank: worker.clock for worker in run.workers} if run is not None else {}
+    moved = []
+    for trace in traces:
+        if (clock := clocks.get(trace.rank)) is not None and trace.events.height:
+            start, end = trace.events["start"].min(), trace.events["end"].max()
+            middle = trace.base + (int(start) + int(end)) // 2  # type: ignore[arg-type]
+            ahead = round(clock.ahead(middle / 1e9) * 1e9)
+            trace = replace(trace, base=trace.base - ahead, ahead=ahead)
+        moved.append(trace)
+    return moved
 
 
 def read_record(folder: Path) -> Tables:

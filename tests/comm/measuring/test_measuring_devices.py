@@ -12,7 +12,7 @@ import torch
 from paceline.comm.measuring import devices
 from paceline.comm.measuring.plan import COPIES, Copy, MeasuringPlan, Pair, expected
 
-PLAN = MeasuringPlan(report="", device_bytes=1 << 22, rounds=3)
+PLAN = MeasuringPlan(device_bytes=1 << 22, rounds=3)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,6 @@ from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
 
 PLAN = MeasuringPlan(
-    report="",
     pair_bytes=1 << 12,
     ops=OPS,
     sizes=(1 << 10, 100_000),

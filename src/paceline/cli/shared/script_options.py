@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from paceline.cli.shared import options
+from paceline.cli.shared.host_options import HostOptions
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.stray_options import noticed
 from paceline.errors import UsageError
@@ -22,7 +23,7 @@ from paceline.strategies import catalog as strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptOptions:
+class ScriptOptions(HostOptions):
     """The options as typed."""
 
     script: options.Script
@@ -94,7 +95,7 @@ class ScriptOptionsWithLauncher(ScriptOptions):
 
 
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a verb whose parameter `asked` is one of the classes above."""
+    """Decorates a verb whose parameter `asked` is one of the classes above, or `HostOptions`."""
     own = dict(inspect.signature(verb, eval_str=True).parameters)
     kind = own.pop("asked").annotation
     hints = get_type_hints(kind, include_extras=True)
@@ -112,8 +113,12 @@ def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:
     def take(**typed: Any) -> None:
         asked = kind(**{parameter.name: typed.pop(parameter.name) for parameter in shared})
         context = typed["context"]
-        line = context.find_object(Session).typed[1:]
-        with noticed(context.command, line, verb=context.command_path, module=asked.module):
+        session = context.find_object(Session)
+        module = isinstance(asked, ScriptOptions) and asked.module
+        with (
+            noticed(context.command, session.typed[1:], verb=context.command_path, module=module),
+            session.resources,
+        ):
             verb(asked=asked, **typed)
 
     parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()), *shared]

@@ -24,6 +24,7 @@ from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import results, stderr
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, check
+from paceline.launch.host import HostsGoneError
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import read_run, write_run
 from paceline.record.about.labels import Labels
@@ -156,6 +157,9 @@ def recorded(record: Path, run: Run) -> Iterator[Outcome]:
     except KeyboardInterrupt as error:
         outcome.interrupted = True
         outcome.exit_code = exit_code_of(error)
+    except HostsGoneError as error:
+        outcome.error, outcome.cause = "HostLost", error.message
+        raise
     finally:
         outcome.seconds = time.time() - begun
         if outcome.exit_code and not outcome.interrupted and not outcome.cause:
@@ -222,7 +226,7 @@ class Series:
         """Checks the settings, opens the record and starts the budget. A UsageError leaves no record."""
         seconds = parse_time(budget)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
-        check(settings, host, oversubscribe=asked.oversubscribe)
+        check(settings, host, oversubscribe=asked.oversubscribe or session.hosts is not None)
         record, settings = open_record(
             session, settings, parent=parent, resume=resume, seed=asked.seed, labels=asked.labels()
         )
@@ -258,8 +262,12 @@ class Series:
     @contextmanager
     def running(self) -> Iterator[Outcome]:
         """Runs the trials inside this block: see `recorded`."""
-        with recorded(self.record, run_of(self.session.verb, self.settings)) as outcome, self.line:
-            yield outcome
+        try:
+            with recorded(self.record, run_of(self.session.verb, self.settings)) as outcome, self.line:
+                yield outcome
+        except HostsGoneError as error:
+            error.advice = f"{error.advice} To continue with the trials made so far, add: --resume {self.record}"
+            raise
 
     def interrupted(self, before: str) -> Trouble:
         """The error after an interrupt. `before` names the unfinished work."""

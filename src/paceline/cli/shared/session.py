@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import typer
 
     from paceline.launch import Zygote
+    from paceline.launch.cluster.kept_hosts import KeptHosts
     from paceline.record.about.labels import Labels
 
 
@@ -25,6 +27,8 @@ class Session:
     """One call of `paceline`. A verb fills in these fields, so that an error message can name the record."""
 
     zygote: Zygote | None = None
+    hosts: KeptHosts | None = None  # on several hosts, of a verb that makes a series of runs there
+    resources: ExitStack = field(default_factory=ExitStack)  # of the verb, while it runs
     verb: str = ""
     typed: tuple[str, ...] = ()  # the words after `paceline`
     command: tuple[
@@ -93,8 +97,10 @@ class Session:
             os.close(self.lock)
             self.lock = None
 
-    def workers(self) -> Zygote:
-        """The zygote; started now if it does not run yet."""
+    def workers(self) -> Zygote | KeptHosts:
+        """Who forks the workers: the hosts of the verb, or the zygote; started now if it does not run yet."""
+        if self.hosts is not None:
+            return self.hosts
         if self.zygote is None:
             from paceline.launch import Zygote  # slow to import, and most verbs that come here have one
 

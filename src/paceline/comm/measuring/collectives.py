@@ -6,35 +6,40 @@ of a reduce-scatter or all-to-all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from paceline.comm.hosts import HostsChannel
+from paceline.comm.measuring.meeting import Together
 from paceline.comm.measuring.plan import FLOAT, Collective, MeasuringPlan, algorithms, elements
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.reductions import Reductions
 from paceline.comm.network import algorithms as network
-from paceline.comm.network.gloo import gloo_group
+from paceline.comm.network.gloo import LOOPBACK, gloo_group
 from paceline.comm.network.gloo_wire import connect
 from paceline.wire.link import within
 
 Ways = dict[str, Contender]  # by algorithm
 
 
-def measure(plan: MeasuringPlan, engine: MemoryEngine, store: Any) -> Iterator[Collective]:
-    """Every worker iterates it to the end. The reports are the same on all workers."""
-    backends = {name: BACKENDS[name](store, engine.rank, engine.world) for name in plan.backends}
+def measure(
+    plan: MeasuringPlan, engine: Together, store: Any, *, hosts: Sequence[int] = (), address: str = LOOPBACK
+) -> Iterator[Collective]:
+    """Every worker iterates it to the end. The reports are the same on all workers. `hosts`: the number of each
+    worker's host, if there are several. `address`: of this host."""
+    backends = {name: BACKENDS[name](store, engine.rank, engine.world, hosts, address) for name in plan.backends}
     for op in plan.ops:
         for size in plan.sizes:
             yield from _measure(op, size, backends, engine, plan)
 
 
 def _measure(
-    op: str, size: int, backends: dict[str, _Backend], engine: MemoryEngine, plan: MeasuringPlan
+    op: str, size: int, backends: dict[str, _Backend], engine: Together, plan: MeasuringPlan
 ) -> Iterator[Collective]:
     numel = elements(size, engine.world)
     ways = {
@@ -63,8 +68,14 @@ class _Backend:
     """Builds contenders. Tensors hold zeros, so that repeated sums do not overflow. The zeros are written explicitly,
     so that the kernel maps real memory."""
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
+    def __init__(self, store: Any, rank: int, world: int, hosts: Sequence[int] = (), address: str = LOOPBACK) -> None:
         self.rank, self.world, self.device = rank, world, torch.device("cpu")
+        self.hosts, self.address = hosts, address
+        self.open(store)
+
+    def open(self, store: Any) -> None:
+        """Connects the workers."""
+        raise NotImplementedError
 
     def prepare(self, op: str, numel: int) -> Ways:
         raise NotImplementedError
@@ -76,10 +87,9 @@ class _Backend:
 class Memory(_Backend):
     """Paceline's shared-memory collectives, between workers of one host."""
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
-        super().__init__(store, rank, world)
-        self._engine = MemoryEngine(within(store, "measuring/rows"), rank, world)
-        self._sums = Reductions(within(store, "measuring/sums"), rank, world)
+    def open(self, store: Any) -> None:
+        self._engine = MemoryEngine(within(store, "measuring/rows"), self.rank, self.world)
+        self._sums = Reductions(within(store, "measuring/sums"), self.rank, self.world)
 
     def prepare(self, op: str, numel: int) -> Ways:
         made = {"copied": Contender(self._copied(op, numel))}
@@ -109,12 +119,11 @@ class Memory(_Backend):
 class Torch(_Backend):
     """torch's Gloo process group."""
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
-        super().__init__(store, rank, world)
+    def open(self, store: Any) -> None:
         self._group = self._make(store)
 
     def _make(self, store: Any) -> Any:
-        return gloo_group(within(store, "measuring/gloo"), self.rank, self.world)
+        return gloo_group(within(store, "measuring/gloo"), self.rank, self.world, address=self.address)
 
     def prepare(self, op: str, numel: int) -> Ways:
         call = self._call(op, numel)
@@ -149,11 +158,10 @@ class Nccl(Torch):
 
 
 class Network(_Backend):
-    """Paceline's network all-reduce; here over the loopback interface, as if each worker were a host."""
+    """Paceline's network all-reduce, as if each worker were a host: on one host over the loopback interface."""
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
-        super().__init__(store, rank, world)
-        self._wire = connect(store, "measuring", rank, world, address="127.0.0.1")
+    def open(self, store: Any) -> None:
+        self._wire = connect(store, "measuring", self.rank, self.world, address=self.address)
 
     def prepare(self, op: str, numel: int) -> Ways:
         names = algorithms(op, "network")
@@ -161,4 +169,24 @@ class Network(_Backend):
         return {name: Contender(partial(network.all_reduce, flat, self._wire, algorithm=name)) for name in names}
 
 
-BACKENDS: dict[str, type[_Backend]] = {"memory": Memory, "gloo": Torch, "nccl": Nccl, "network": Network}
+class Hosts(_Backend):
+    """The all-reduce of training on several hosts: within each host through shared memory, then between the hosts."""
+
+    def open(self, store: Any) -> None:
+        names = [str(host) for host in self.hosts]
+        self._channel = HostsChannel(within(store, "measuring/hosts"), self.rank, names, address=self.address)
+
+    def prepare(self, op: str, numel: int) -> Ways:
+        if not algorithms(op, "hosts"):
+            return {}
+        flat, channel = self.zeros(numel), self._channel
+        return {"its own": Contender(lambda: channel.finish(channel.start(flat, None, "measuring")))}
+
+
+BACKENDS: dict[str, type[_Backend]] = {
+    "memory": Memory,
+    "gloo": Torch,
+    "nccl": Nccl,
+    "network": Network,
+    "hosts": Hosts,
+}

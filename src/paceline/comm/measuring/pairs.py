@@ -1,46 +1,60 @@
-"""Measures messages between every pair of workers of a host: through shared memory, and over Gloo."""
+"""Measures messages between every pair of workers of a host, through shared memory and over Gloo, and over Gloo between
+the hosts."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 import torch
 
+from paceline.comm.measuring.meeting import OverGloo, Together
 from paceline.comm.measuring.plan import FLOAT, MeasuringPlan, Pair
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
-from paceline.comm.network.gloo import gloo_group
+from paceline.comm.network.gloo import LOOPBACK, gloo_group
 from paceline.wire.link import within
 
 TAG = 7
 
 
-def measure(plan: MeasuringPlan, engine: MemoryEngine, store: Any) -> Iterator[Pair]:
+def measure(
+    plan: MeasuringPlan, engine: Together, store: Any, *, hosts: Sequence[int] = (), address: str = LOOPBACK
+) -> Iterator[Pair]:
     """Every worker iterates it to the end. While one pair measures, the other workers wait, so that they do not disturb
-    the measurement. Every worker gets the reports of all pairs."""
+    the measurement. Every worker gets the reports of all pairs. `hosts`: the number of each worker's host, if there are
+    several; of two hosts, the first workers measure. `address`: of this host."""
+    firsts = [rank for rank, host in enumerate(hosts) if host not in hosts[:rank]]
     for a, b in itertools.combinations(range(engine.world), 2):
+        apart = bool(hosts) and hosts[a] != hosts[b]
+        if apart and not {a, b} <= {*firsts}:
+            continue
         found = []
         if engine.rank in (a, b):
-            found = _measure(plan, a, b, engine.rank, within(store, f"pair/{a}/{b}"))
+            there = within(store, f"pair/{a}/{b}")
+            ends = (hosts[a], hosts[b]) if apart else (a, b)
+            found = _measure(plan, ends, int(engine.rank == b), there, address if apart else None)
         reports = engine.gather_bytes(msgspec.msgpack.encode(found))
         yield from next(filter(None, (msgspec.msgpack.decode(raw, type=list[Pair]) for raw in reports)))
 
 
-def _measure(plan: MeasuringPlan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
-    place = 0 if rank == a else 1
-    memory = MemoryEngine(within(store, "memory"), place, 2)
-    gloo = gloo_group(within(store, "gloo"), place, 2)
+def _measure(plan: MeasuringPlan, ends: tuple[int, int], place: int, store: Any, address: str | None) -> list[Pair]:
+    """`address`: of this host, if the other end is on another one."""
     numel = max(1, plan.pair_bytes // FLOAT)
-    contenders = [*_through_memory(memory, numel), *_over_gloo(gloo, place, numel)]
-    times = time_contenders(contenders, memory, rounds=plan.rounds, seconds=plan.seconds)
+    gloo = gloo_group(within(store, "gloo"), place, 2, address=address or LOOPBACK)
+    contenders, together = _over_gloo(gloo, place, numel), cast(Together, OverGloo(gloo))
+    if address is None:
+        together = memory = MemoryEngine(within(store, "memory"), place, 2)
+        contenders = [*_through_memory(memory, numel), *contenders]
+    times = time_contenders(contenders, together, rounds=plan.rounds, seconds=plan.seconds)
+    backends = ("memory", "gloo") if address is None else ("gloo",)
     return [
         Pair(
-            between="workers",
-            a=a,
-            b=b,
+            between="workers" if address is None else "hosts",
+            a=ends[0],
+            b=ends[1],
             backend=backend,
             direct=backend == "memory",
             bytes=numel * FLOAT,
@@ -48,9 +62,7 @@ def _measure(plan: MeasuringPlan, a: int, b: int, rank: int, store: Any) -> list
             both_ways=both_ways,
             latency=[seconds / 2 for seconds in there_and_back],
         )
-        for backend, (one_way, both_ways, there_and_back) in zip(
-            ("memory", "gloo"), (times[:3], times[3:]), strict=True
-        )
+        for backend, (one_way, both_ways, there_and_back) in zip(backends, (times[:3], times[3:]), strict=False)
     ]
 
 

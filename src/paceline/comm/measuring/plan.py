@@ -5,10 +5,15 @@ A report holds every sample, in seconds; the verdict computes the statistics.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from paceline.topology.machine import Topology
+
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
-BACKENDS = ("memory", "gloo", "nccl", "network")
+BACKENDS = ("memory", "gloo", "nccl", "network", "hosts")
+REPORTS = "measurements.jsonl"  # in the record of the run
 ALGORITHMS = ("doubling", "halving_doubling", "ring", "tree")  # of the network backend
 FLOAT = 4  # bytes: collectives are measured on float32
 COPIES = 5  # reports per GPU
@@ -17,9 +22,9 @@ COPIES = 5  # reports per GPU
 class MeasuringPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one run. An empty or zero field switches its measurement off."""
 
-    report: str  # the file that rank 0 appends to
     device_bytes: int = 0  # size of copies from, to, within and between GPUs
-    pair_bytes: int = 0  # size of messages between two workers
+    pair_bytes: int = 0  # size of messages between two workers, or between two hosts
+    topologies: bool = False  # what each host is made of
     ops: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     backends: tuple[str, ...] = ()
@@ -43,7 +48,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Pair(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Messages between two workers, or copies from one GPU to another. `direct`: both sides access the same memory."""
 
-    between: str  # workers, gpus
+    between: str  # workers (of one host), gpus, hosts (numbers; the first worker of each sends)
     a: int
     b: int
     backend: str
@@ -68,13 +73,23 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     copy: list[float]
 
 
-Report = Copy | Pair | Collective
+class HostTopology(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What a host is made of. `interface`: towards the other hosts."""
+
+    host: int  # number
+    interface: str
+    topology: Topology
+
+
+Report = Copy | Pair | Collective | HostTopology
 
 
 def algorithms(op: str, backend: str) -> tuple[str, ...]:
     """The algorithms with which a backend runs a collective."""
     if backend == "network":
         return ALGORITHMS if op == "all_reduce" else ()
+    if backend == "hosts":
+        return ("its own",) if op == "all_reduce" else ()
     if backend == "memory" and op == "all_reduce":
         return "copied", "in place"
     return ("copied",) if backend == "memory" else ("its own",)
@@ -85,11 +100,14 @@ def elements(size: int, workers: int) -> int:
     return max(1, size // FLOAT // workers) * workers
 
 
-def expected(plan: MeasuringPlan, workers: int, gpus: int) -> int:
-    """The number of reports of a complete run in which every pair of GPUs has peer access."""
+def expected(plan: MeasuringPlan, workers: int, gpus: int, hosts: Sequence[int] = ()) -> int:
+    """The number of reports of a complete run in which every pair of GPUs has peer access. `hosts`: the workers of each
+    host, if there are several."""
     count = gpus * COPIES + gpus * (gpus - 1) * 2 if plan.device_bytes else 0
     if plan.pair_bytes:
-        count += workers * (workers - 1)  # two backends for each pair
+        count += sum(each * (each - 1) for each in hosts or [workers])  # two backends for each pair
+        count += len(hosts) * (len(hosts) - 1) // 2
+    count += len(hosts) * plan.topologies
     each = sum(len(algorithms(op, backend)) for op in plan.ops for backend in plan.backends)
     return count + each * len(plan.sizes)
 
@@ -101,5 +119,7 @@ def in_words(report: Report) -> str:
         return f"GPU {report.gpu}: {report.path}{kind}"
     if isinstance(report, Pair):
         return f"{report.between} {report.a} and {report.b}: {report.backend}"
+    if isinstance(report, HostTopology):
+        return f"host {report.host}: its devices"
     way = "" if report.algorithm == "its own" else f", {report.algorithm}"
     return f"{report.op} of {report.bytes:,} bytes: {report.backend}{way}"

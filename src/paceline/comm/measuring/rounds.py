@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.comm.memory.engine import MemoryEngine
+from paceline.comm.measuring.meeting import Together
 
 STRETCH = 4e-3  # seconds: minimum length of a timed sample; a shorter call is repeated
 MOST_REPEATS = 200
@@ -30,7 +30,7 @@ class Contender:
 
 
 def time_contenders(
-    contenders: Sequence[Contender], engine: MemoryEngine, *, rounds: int, seconds: float
+    contenders: Sequence[Contender], engine: Together, *, rounds: int, seconds: float
 ) -> list[list[float]]:
     """For each contender the seconds per call in each round, on the slowest worker.
 
@@ -54,7 +54,7 @@ def time_contenders(
     return [flat[round_count * at : round_count * (at + 1)] for at in range(len(contenders))]
 
 
-def _time(contender: Contender, engine: MemoryEngine, repeats: int) -> float:
+def _time(contender: Contender, engine: Together, repeats: int) -> float:
     engine.barrier()
     begun = time.perf_counter()
     for _ in range(repeats):
@@ -63,7 +63,7 @@ def _time(contender: Contender, engine: MemoryEngine, repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
-def _slowest(engine: MemoryEngine, mine: Sequence[float]) -> list[float]:
+def _slowest(engine: Together, mine: Sequence[float]) -> list[float]:
     """The elementwise maximum over all workers. All workers get the same result and so take the same decisions."""
     own = torch.tensor(mine, dtype=torch.float64)
     gathered = [torch.empty_like(own) for _ in range(engine.world)]

@@ -52,10 +52,11 @@ class SilentController(Exception):
 
 
 class Agent:
-    """One run on this host."""
+    """The runs on this host, one after another."""
 
     def __init__(self, boot: wire.Boot, line: Line, zygote: Zygote, stdin: int) -> None:
         self._boot, self._line, self._zygote, self._stdin = boot, line, zygote, stdin
+        self._run = contextlib.ExitStack()  # what one run uses
         self._look_at = self._bring_at = 0.0
         self._listeners: facts.Listeners | None = None
         self._host: LocalHost | None = None
@@ -64,15 +65,16 @@ class Agent:
         self._is_ready = zygote.ready is not None
 
     def serve(self, stack: contextlib.ExitStack) -> None:
-        """Until the run is over. `stack` is closed afterwards."""
+        """Until no more run begins. `stack` is closed afterwards."""
         stack.callback(self._close_listeners)
+        stack.callback(lambda: self._run.close())
         if self._is_ready:
             self._line.send(wire.Ready())
         while True:
             threads.check()
-            self._turn(stack)
+            self._turn()
 
-    def _turn(self, stack: contextlib.ExitStack) -> None:
+    def _turn(self) -> None:
         poller: Any = zmq.Poller()
         own = (self._zygote.fileno(),) if self._host is None and not self._is_ready else ()
         for source in (self._line.bell, self._stdin, *own, *(self._host.sources() if self._host else ())):
@@ -82,7 +84,7 @@ class Agent:
         if self._stdin in ready and not os.read(self._stdin, 4096):
             raise Over  # whoever has started this agent is gone
         for message in self._line.receive():
-            self._do(message, stack)
+            self._do(message)
         if self._zygote.fileno() in ready and self._host is None:
             self._is_ready = isinstance(self._zygote.receive(), messages.Ready)
             self._line.send(wire.Ready())
@@ -90,7 +92,7 @@ class Agent:
             self._relay(self._host, ready)
         self._look_at_the_clock()
 
-    def _do(self, message: wire.ToAgent, stack: contextlib.ExitStack) -> None:
+    def _do(self, message: wire.ToAgent) -> None:
         if isinstance(message, wire.Listen):
             self._close_listeners()
             self._listeners = facts.Listeners(message.addresses)
@@ -99,7 +101,7 @@ class Agent:
             self._line.send(wire.Reached(facts.connect_all(message.places)))
         elif isinstance(message, wire.Begin):
             self._close_listeners()
-            self._begin(message, stack)
+            self._begin(message)
         elif isinstance(message, messages.Signal):
             if self._host is not None and not self._host.swept:
                 self._host.signal(message.number)
@@ -109,14 +111,15 @@ class Agent:
         elif isinstance(message, wire.End):
             raise Over
 
-    def _begin(self, begin: wire.Begin, stack: contextlib.ExitStack) -> None:
+    def _begin(self, begin: wire.Begin) -> None:
+        stack = self._run
         scratch = stack.enter_context(scratch_folder(Path(self._boot.folder)))
         record = Path(scratch) / "record"
         prepare(record)
         self._record_sync = RecordSync(record)
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
-        passed_on = PassedOn(self._boot, self._line.address)
+        passed_on = PassedOn(self._boot, self._line.address, begin.number)
         links = stack.enter_context(LinkServer(begin.workers, passed_on))
         stack.callback(passed_on.stop)
         ranks = range(begin.first, begin.first + begin.workers)
@@ -193,7 +196,9 @@ class Agent:
         if host.is_over() and self._record_sync is not None:
             for grown in self._record_sync.everything():
                 self._line.send(grown)
-            self._record_sync = None
+            self._record_sync = self._host = None
+            self._line.pids = ()
+            self._run.close()
             self._line.send(messages.Swept())
 
     def _look_at_the_clock(self) -> None:

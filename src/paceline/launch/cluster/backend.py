@@ -32,6 +32,10 @@ class ClusterBackend(Protocol):
 
     def hosts(self) -> list[HostSpec]: ...
 
+    def words(self) -> list[str]:
+        """The options of a command that runs on these hosts, typed where this one was."""
+        ...
+
     def start_agent(self, host: HostSpec, variables: dict[str, str], secret_on_stdin: bytes) -> Handle:
         """Returns at once. `secret_on_stdin` must appear in no process list and no log. `variables` may."""
         ...

@@ -35,6 +35,7 @@ def find(script: str, folder: str) -> Facts:
         has_folder=os.path.isdir(folder),
         interfaces=interfaces(),
         cores=host.usable_cores,
+        gpus=len(host.gpus),
     )
 
 

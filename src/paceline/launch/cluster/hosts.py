@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,12 @@ def filled(hosts: Iterable[HostSpec], workers: int) -> Iterator[HostSpec]:
         if taken := min(host.workers, workers):
             workers -= taken
             yield HostSpec(host.name, taken)
+
+
+def spread(hosts: Sequence[HostSpec], workers: int, over: int) -> list[HostSpec]:
+    """The first `over` hosts, with equal shares of the workers, which differ by one worker at most."""
+    each, more = divmod(workers, over)
+    return [HostSpec(host.name, each + (number < more)) for number, host in enumerate(hosts[:over])]
 
 
 def _checked(what: str, hosts: list[HostSpec]) -> list[HostSpec]:

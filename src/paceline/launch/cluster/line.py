@@ -75,14 +75,21 @@ class Line:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        if self._begun and self._looked - self._turned < STUCK:
+        if self._is_well:
             self._send_new(wire.States("".join(state_of(pid) or "-" for pid in self.pids)))
+
+    @property
+    def _is_well(self) -> bool:
+        """Whether the agent's loop goes on."""
+        return self._begun and self._looked - self._turned < STUCK
 
     def _take(self) -> None:
         for frames in self._connection.receive():
             order = self._decoder.decode(joined(frames))
             self._heard = time.monotonic()
             if self._messages.accepts(order.place, order.heard):
+                if isinstance(order.message, wire.Alive) and order.message.at and self._is_well:
+                    self._send_new(wire.Clock(order.message.at, time.time()))
                 self._suspended = isinstance(order.message, wire.Suspended)
                 self._came.append(order.message)
                 self.bell.ring()
@@ -104,8 +111,8 @@ class PassedOn:
     """Answers the requests of this host's workers: keeps their descriptors, which cannot leave the host, and asks the
     controller for everything else. Called from one thread, that of the link server."""
 
-    def __init__(self, boot: wire.Boot, address: str) -> None:
-        self._number, self._asked, self._here = boot.number, 0, store.Values()
+    def __init__(self, boot: wire.Boot, address: str, run: int = 0) -> None:
+        self._number, self._run, self._asked, self._here = boot.number, run, 0, store.Values()
         self._connection = connect(boot, address)
         self._decoder = msgspec.msgpack.Decoder(wire.StoreTold)
         self._over = threading.Event()
@@ -120,7 +127,7 @@ class PassedOn:
         if isinstance(ask, store.Delete) and self._here.do(ask, [])[0]:
             return 1, []
         self._asked += 1
-        question = frames_of(msgspec.msgpack.encode(wire.StoreAsk(self._number, self._asked, ask)))
+        question = frames_of(msgspec.msgpack.encode(wire.StoreAsk(self._number, self._asked, ask, self._run)))
         self._connection.send(question)
         while not self._over.is_set():
             self._connection.socket.poll(200)

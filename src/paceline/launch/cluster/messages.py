@@ -50,6 +50,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     has_folder: bool
     interfaces: tuple[Interface, ...]
     cores: int
+    gpus: int = 0
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -108,6 +109,13 @@ class States(msgspec.Struct, tag=True, frozen=True):
     letters: str = ""
 
 
+class Clock(msgspec.Struct, tag=True, frozen=True):
+    """The answer to `Alive`: what the agent's clock showed."""
+
+    asked: float  # as in `Alive`
+    at: float
+
+
 class Warned(msgspec.Struct, tag=True, frozen=True):
     """A warning about the host itself."""
 
@@ -118,7 +126,7 @@ class Warned(msgspec.Struct, tag=True, frozen=True):
 # been sent, too.
 FromAgent = (
     Hello | Listening | Reached | Ready | Forked | Said | Output | messages.Ended | Grown | messages.Swept
-    | Trouble | States | Warned
+    | Trouble | States | Warned | Clock
 )  # fmt: skip
 
 
@@ -136,8 +144,9 @@ class StoreAsk(msgspec.Struct, tag=True, frozen=True):
     that comes twice is answered twice and done once."""
 
     number: int  # of the host
-    place: int  # of this request among those of the agent
+    place: int  # of this request among those of the agent in this run
     ask: store.Ask
+    run: int = 0  # number of the run, among those of the agents
 
 
 class StoreTold(msgspec.Struct, frozen=True):
@@ -175,6 +184,7 @@ class Begin(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     master: str  # address of the first host
     master_port: int
     terminal: tuple[tuple[int, int, int], ...] = ()
+    number: int = 0  # of this run, among those of the agents
 
 
 class Where(msgspec.Struct, tag=True, frozen=True):
@@ -186,13 +196,15 @@ class Where(msgspec.Struct, tag=True, frozen=True):
 class Alive(msgspec.Struct, tag=True, frozen=True):
     """A heartbeat of the controller."""
 
+    at: float = 0.0  # the controller's clock, which the agent answers at once with its own; 0: no answer is needed
+
 
 class Suspended(msgspec.Struct, tag=True, frozen=True):
     """The controller will be stopped (Ctrl-Z): nothing will be heard of it until it is continued."""
 
 
 class End(msgspec.Struct, tag=True, frozen=True):
-    """The run is over: end yourself."""
+    """No more run begins: end yourself."""
 
 
 ToAgent = Listen | Connect | Begin | messages.Signal | Where | Alive | Suspended | End

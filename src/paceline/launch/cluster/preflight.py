@@ -68,22 +68,21 @@ def check(
     interface: str | None,
     patience: float,
     interrupted: Callable[[], bool],
-) -> tuple[list[str], Way | None]:
-    """Notices about the hosts, and the way between them; None if there is one host, or if a signal came. Raises
-    LaunchError, with all problems, if some host cannot be used."""
+) -> tuple[list[str], Way | None, list[wire.Facts]]:
+    """Notices about the hosts, the way between them, and what they told; no way if there is one host, or if a signal
+    came. Raises LaunchError, with all problems, if some host cannot be used."""
     problems = Problems(hosts)
     told = _from_all(hosts, wire.Hello, patience, problems, interrupted)
     if interrupted():
-        return [], None
+        return [], None, []
     notices: list[str] = []
     for host in hosts:
         if (hello := told.get(host.number)) is not None:
             notices += _look_at(host, hello.facts, problems, versions, digest, folder, script)
     problems.raise_any("Look at each host's line; `ssh HOST` shows whether a host can be reached.")
-    if len(hosts) == 1:
-        return notices, None
-    ways = _ways([told[host.number].facts for host in hosts], interface, hosts)
-    return notices, _try(hosts, ways, problems, interrupted)
+    found = [told[host.number].facts for host in hosts]
+    way = _try(hosts, _ways(found, interface, hosts), problems, interrupted) if len(hosts) > 1 else None
+    return notices, way, found
 
 
 def _look_at(

@@ -86,6 +86,9 @@ class RayHosts:
     def hosts(self) -> list[HostSpec]:
         return [HostSpec(address, len(actors)) for address, actors in self._actors.items()]
 
+    def words(self) -> list[str]:
+        return ["--on", "ray"]
+
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> RayAgent:
         actors = self._actors[host.name]
         gpus = [name for held in self._ray.get([actor.gpus.remote() for actor in actors]) for name in held]

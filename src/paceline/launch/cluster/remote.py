@@ -17,6 +17,7 @@ from paceline.errors import LaunchError
 from paceline.launch import messages
 from paceline.launch.cluster import messages as wire
 from paceline.launch.cluster.backend import Handle
+from paceline.launch.cluster.host_clock import HostClock
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
@@ -26,6 +27,7 @@ from paceline.threads import Bell
 from paceline.wire import channel, store
 from paceline.wire.channel import LOST, Keys, Listener, Loop, frames_of, joined
 
+CLOCK = 4  # heartbeats from one reading of a host's clock to the next
 AWAY = 3.0  # seconds between two looks for messages: this process was stopped meanwhile
 
 
@@ -45,7 +47,8 @@ class Agents:
         self._sequences = [channel.Sequence[wire.ToAgent]() for _ in range(count)]
         self._looked = time.monotonic()  # when the thread last looked for messages
         self._heard = [self._looked] * count  # when each agent was last heard
-        self._values, self._lock = store.Values(), threading.Lock()
+        self._values, self._lock, self._run = store.Values(), threading.Lock(), 0
+        self.clocks, self._beats = [HostClock() for _ in range(count)], 0
         self._answered: dict[int, tuple[int, list[Any]]] = {}  # the last request of each agent, and its answer
         self._decoder = msgspec.msgpack.Decoder(wire.Envelope | wire.StoreAsk)
         self._loop = Loop[tuple[int, wire.ToAgent]](
@@ -83,6 +86,13 @@ class Agents:
         with self._lock:
             self._values.do(store.Set(key, value), [])
 
+    def renew(self) -> int:
+        """The number of the next run. Its store is empty, and requests of workers of an earlier run are ignored."""
+        with self._lock:
+            self._run, self._values = self._run + 1, store.Values()
+            self._answered.clear()
+        return self._run
+
     def suspend(self, seconds: float = 2.0) -> None:
         """Before this process is stopped: the agents do without heartbeats until `resume`. Waits until all know it."""
         self._suspended = True
@@ -105,8 +115,10 @@ class Agents:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
+        self._beats += 1
         for number in () if self._suspended else self._peers:
-            self._send_new(number, wire.Alive())
+            asks = self.clocks[number].wants_more or not self._beats % CLOCK
+            self._send_new(number, wire.Alive(time.time() if asks else 0.0))
 
     def _look(self) -> None:
         if (away := time.monotonic() - self._looked) > AWAY:
@@ -128,6 +140,11 @@ class Agents:
         sequence, known = self._sequences[number], self._peers.get(number, peer)
         self._peers[number] = peer
         if sequence.accepts(envelope.place, envelope.heard):
+            if isinstance(message, wire.Clock):
+                self.clocks[number].take(message.asked, message.at, time.time())
+                if self.clocks[number].wants_more:
+                    self._send_new(number, wire.Alive(time.time()))
+                return
             self._came.append((number, message))
             if not isinstance(message, wire.States):  # a heartbeat can wait for the loop's next turn
                 self.bell.ring()
@@ -135,6 +152,8 @@ class Agents:
             self._send(number, order, place)
 
     def _answer(self, peer: bytes, asked: wire.StoreAsk) -> None:
+        if asked.run != self._run:
+            return
         if asked.place != self._answered.get(asked.number, (0, []))[0]:
             try:
                 with self._lock:
@@ -155,7 +174,7 @@ class Agents:
 
 
 class RemoteHost:
-    """One host of a run, which an agent looks after."""
+    """One host, which an agent looks after, in one run after another."""
 
     def __init__(
         self, spec: HostSpec, number: int, first: int, *, agents: Agents, handle: Handle, record: Path
@@ -167,6 +186,19 @@ class RemoteHost:
         self.begin: wire.Begin | None = None
         self._letters, self._warning = "", ""
         self._is_lost = False
+
+    def assign(self, first: int, workers: int, record: Path) -> None:
+        """The host takes part in a new run, with so many workers. Raises LaunchError if it is gone."""
+        self.ranks, self._record = range(first, first + workers), record
+        self.begin, self.workers, self._letters, self._warning = None, (), "", ""
+        for _ in self.take({}):  # what came since the last run
+            pass
+        self.swept = True
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether another run can begin there."""
+        return self.swept and not self._is_lost
 
     def expect(self) -> Iterator[wire.FromAgent]:
         """What the agent has said before its workers were started; never waits. Raises LaunchError if it is gone."""
@@ -194,7 +226,6 @@ class RemoteHost:
                 self._bring(message)
             elif isinstance(message, messages.Swept):
                 self.swept = True
-                self.say(wire.End())
                 yield message
             elif isinstance(message, wire.Trouble):
                 self.swept = True
@@ -234,7 +265,7 @@ class RemoteHost:
     def destroy(self) -> None:
         self.say(wire.End())
         self._handle.kill(0.0)
-        self.swept = True
+        self.swept = self._is_lost = True
 
     def close(self) -> None:
         """Ends the agent, and with it all of the run on its host."""

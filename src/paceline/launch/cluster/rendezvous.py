@@ -270,6 +270,9 @@ class Meeting:
                 self._changed.wait(0.2)
             return self._shared_out([self._guests[me] for me in self._order])
 
+    def words(self) -> list[str]:
+        return []  # the same command must be typed on every host
+
     def start_agent(
         self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes
     ) -> ProcessAgent | MemberAgent:

@@ -30,6 +30,9 @@ class SlurmHosts:
     def hosts(self) -> list[HostSpec]:
         return list(self.listed)
 
+    def words(self) -> list[str]:
+        return []  # in the same allocation
+
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> ProcessAgent:
         command = [*STEP, f"--jobid={self.job}", f"--nodelist={host.name}", *agent_command(variables)]
         return ProcessAgent(command, secret_on_stdin, without_slurm_options())

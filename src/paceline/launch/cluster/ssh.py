@@ -33,6 +33,13 @@ class SshHosts:
     def hosts(self) -> list[HostSpec]:
         return list(self.listed)
 
+    def words(self) -> list[str]:
+        return ["--hosts", ",".join(map(str, self.listed)), *self._own_ssh]
+
+    @property
+    def _own_ssh(self) -> list[str]:
+        return [] if self.ssh == "ssh" else ["--ssh", self.ssh]
+
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> ProcessAgent:
         return ProcessAgent(self._there(host, agent_command(variables, self.python)), secret_on_stdin)
 
@@ -60,6 +67,9 @@ class FoundHosts(SshHosts):
 
     program: str = ""
     most: int | None = None
+
+    def words(self) -> list[str]:
+        return ["--discover", self.program, *self._own_ssh]
 
     def hosts(self) -> list[HostSpec]:
         try:

@@ -80,6 +80,7 @@ class Trace:
     memory: pl.DataFrame
     head: Head = field(default_factory=Head)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    ahead: int = 0  # nanoseconds by which the clock of its host was ahead, and that were taken from `base`
 
     @cached_property
     def checks(self) -> Spans:

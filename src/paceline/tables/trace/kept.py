@@ -45,7 +45,7 @@ def keep(trace: Trace) -> bool:
     head = _Kept(
         rank=trace.rank,
         world=trace.world,
-        base=trace.base,
+        base=trace.base + trace.ahead,
         head=trace.head,
         threads=[(*who, label) for who, label in trace.threads.items()],
         texts=texts,

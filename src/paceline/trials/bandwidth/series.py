@@ -7,22 +7,22 @@ workers measure pairs and collectives. Each run has its own record, with one lin
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from paceline.comm.measuring.plan import OPS, MeasuringPlan, Report, expected
+from paceline.comm.measuring.plan import OPS, REPORTS, MeasuringPlan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
-from paceline.record.folder import unwritable
-from paceline.record.private import create, make_folder, write_file
+from paceline.launch.local import Elsewhere
 from paceline.settings import RunSettings
 from paceline.topology import Host
 from paceline.units import parse_size, size
 
 PROGRAM = "paceline.comm.measuring"
+SETTINGS = RunSettings(script=PROGRAM, module=True, staged=False)
 PARTS = ("devices", "pairs", "collectives")
 SIZES = tuple(1024 * 4**step for step in range(10))  # 1 KiB … 256 MiB
 QUICK_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -40,6 +40,7 @@ class Trial:
     workers: int
     plan: MeasuringPlan
     expected: int  # number of measurements
+    spread: int = 0  # as in `RunSettings`
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,6 @@ class Result:
 
 def plan(
     host: Host,
-    record: Path,
     *,
     workers: int,
     ops: Sequence[str] = OPS,
@@ -63,36 +63,43 @@ def plan(
     backends: Sequence[str] = (),
     parts: Sequence[str] = PARTS,
     quick: bool = False,
+    hosts: Sequence[int] = (),
 ) -> list[Trial]:
-    """The trials, in order. Writes nothing yet; `record` is the folder for their measurements."""
+    """The trials, in order. `hosts`: the workers of each, if there are several; their GPUs are not measured."""
     chosen = tuple(sizes) or (QUICK_SIZES if quick else SIZES)
     rounds, seconds = (3, 0.2) if quick else (7, 0.6)
     trials = []
-    if host.gpus and "devices" in parts:
+    if host.gpus and "devices" in parts and len(hosts) < 2:
         # Large also in quick trials: a message that fits into a GPU's cache does not measure its memory.
-        asked = MeasuringPlan(report=_report(record, "devices"), device_bytes=256 << 20, rounds=5 if quick else 11)
+        asked = MeasuringPlan(device_bytes=256 << 20, rounds=5 if quick else 11)
         trials.append(
             Trial(name="devices", workers=1, plan=asked, expected=expected(asked, 1, len(host.gpus))),
         )
     if {"pairs", "collectives"} & set(parts):
         collectives = "collectives" in parts
         asked = MeasuringPlan(
-            report=_report(record, "workers"),
             pair_bytes=(4 << 20 if quick else 16 << 20) if "pairs" in parts else 0,
             ops=tuple(ops) if collectives else (),
             sizes=chosen if collectives else (),
-            backends=(tuple(backends) or usual_backends(host, workers)) if collectives else (),
+            backends=(tuple(backends) or usual_backends(host, workers, hosts)) if collectives else (),
             rounds=rounds,
             seconds=seconds,
         )
-        trials.append(Trial(name="workers", workers=workers, plan=asked, expected=expected(asked, workers, 0)))
+        trials.append(Trial(name="workers", workers=workers, plan=asked, expected=expected(asked, workers, 0, hosts)))
     return trials
+
+
+def of_hosts(count: int) -> Trial:
+    """One worker on each host: what the hosts are made of, and the links between them."""
+    asked = MeasuringPlan(pair_bytes=4 << 20, topologies=True, rounds=5, seconds=0.3)
+    number = expected(asked, count, 0, [1] * count)
+    return Trial(name="hosts", workers=count, plan=asked, expected=number, spread=count)
 
 
 def carry_out(
     trials: Sequence[Trial],
     *,
-    zygote: Zygote,
+    zygote: Zygote | Elsewhere,
     record: Path,
     share: bool = False,
     on_event: Callable[[Event], None],
@@ -103,20 +110,12 @@ def carry_out(
     results = []
     for trial in trials:
         folder = record / "trials" / trial.name
-        asked = folder / "plan.json"
-        try:
-            make_folder(folder)
-            write_file(asked, msgspec.json.format(msgspec.json.encode(trial.plan)))
-            os.close(create(trial.plan.report, append=True))  # the workers only append to an existing file
-        except OSError as error:
-            raise unwritable(folder, error) from error
         outcome = launch(
-            RunSettings(
-                script=PROGRAM,
-                module=True,
-                arguments=(str(asked.resolve()),),
+            replace(
+                SETTINGS,
+                arguments=(msgspec.json.encode(trial.plan).decode(),),
                 workers=trial.workers,
-                staged=False,
+                spread=trial.spread,
                 share_record=share,
             ),
             zygote=zygote,
@@ -127,7 +126,7 @@ def carry_out(
         )
         result = Result(
             trial=trial,
-            reports=read_reports(Path(trial.plan.report)),
+            reports=read_reports(folder / REPORTS),
             failure=outcome.message if outcome.exit_code and not outcome.interrupted else "",
             interrupted=outcome.interrupted,
             exit_code=outcome.exit_code,
@@ -149,8 +148,10 @@ def read_reports(path: Path) -> list[Report]:
     return [decoder.decode(line) for line in lines[:-1] if line]
 
 
-def usual_backends(host: Host, workers: int) -> tuple[str, ...]:
-    """The backends that training on this machine could use."""
+def usual_backends(host: Host, workers: int, hosts: Sequence[int] = ()) -> tuple[str, ...]:
+    """The backends that training on this machine could use, or on several hosts."""
+    if len(hosts) > 1:
+        return ("gloo", "network", "hosts")
     return ("memory", "gloo", "nccl") if 2 <= workers <= len(host.gpus) else ("memory", "gloo")
 
 
@@ -171,8 +172,23 @@ def check(
     parts: Sequence[str] = PARTS,
     memory: int | None = None,
     oversubscribe: bool = False,
+    hosts: Sequence[int] = (),
 ) -> None:
-    """Raises UsageError if this machine cannot measure that. `memory`: free bytes."""
+    """Raises UsageError if this machine, or several hosts with so many workers, cannot measure that. `memory`: free
+    bytes."""
+    wrong = {"memory"} & {*backends} if len(hosts) > 1 else {"hosts"} & {*backends}
+    if wrong and "collectives" in parts:
+        where = "within a host, and there are several" if len(hosts) > 1 else "between hosts, and there is only one"
+        raise UsageError(
+            f"--backends {wrong.pop()} is {where}.", advice="Leave the backend out, or type other --hosts."
+        )
+    if len(hosts) > 1:
+        if tuple(parts) == ("devices",):
+            raise UsageError(
+                "--only devices measures the GPUs of one host.",
+                advice="Type the command there, without --hosts.",
+            )
+        return
     if tuple(parts) == ("devices",):
         if not host.gpus:
             raise UsageError(f"--only devices: {host.name} has no GPU.", advice="Leave out --only devices.")
@@ -243,7 +259,3 @@ def _parse_size(text: str, whole: str) -> int:
             advice="Type it like this: --sizes 1K,64K,4M, or a range in steps of 4×: --sizes 1K-256M",
         )
     return found
-
-
-def _report(record: Path, name: str) -> str:
-    return str((record / "trials" / name / "measurements.jsonl").resolve())

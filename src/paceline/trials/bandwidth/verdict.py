@@ -96,6 +96,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     """All rates, weak links, notes and failures."""
 
     workers: int
+    hosts: list[str] = []  # names, if there are several; pairs between hosts are numbers of this list
     copies: list[CopyRate]
     pairs: list[PairRate]
     collectives: list[CollectiveRate]
@@ -120,6 +121,7 @@ def judge(
     topology: Topology,
     *,
     workers: int,
+    hosts: Sequence[str] = (),
     notes: Sequence[str] = (),
     failures: Sequence[str] = (),
     interrupted: bool = False,
@@ -131,6 +133,7 @@ def judge(
     collectives = [each for each in found if isinstance(each, Collective)]
     return Verdict(
         workers=workers,
+        hosts=list(hosts),
         copies=copies,
         pairs=pairs,
         collectives=[_collective(each) for each in collectives],
@@ -166,7 +169,7 @@ def matrices(pairs: Sequence[PairRate]) -> tuple[list[int], Matrix, Matrix, Matr
         a, b = names.index(pair.a), names.index(pair.b)
         for matrix, value in zip(found, (pair.gb_per_s, pair.both_ways_gb_per_s, pair.latency), strict=True):
             matrix[a][b] = value
-            if pair.between == "workers":  # measured once for both directions
+            if pair.between != "gpus":  # measured once for both directions
                 matrix[b][a] = value
     return names, found[0], found[1], found[2]
 

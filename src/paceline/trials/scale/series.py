@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Literal
@@ -18,12 +18,15 @@ from typing import Literal
 import msgspec
 
 from paceline.launch import Event, Zygote, launch
+from paceline.launch.cluster.hosts import HostSpec, filled
+from paceline.launch.local import Elsewhere
 from paceline.record import Outcome, WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
 from paceline.trials.core.interval import FEWEST, Interval, steady
 from paceline.trials.core.place import Place
 from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
 from paceline.trials.core.summary import Summary, summarize
+from paceline.trials.scale.border import Border
 from paceline.trials.scale.why import Parts, ScaleSetting, Why, explain, join, take_apart
 from paceline.units import count, percent
 
@@ -40,10 +43,16 @@ class Trial:
     workers: int
     round: int  # from 1
     settings: RunSettings
+    hosts: int = 1
 
     @property
     def name(self) -> str:
-        return f"round{self.round}-workers{self.workers}"
+        return f"round{self.round}-workers{self.workers}" + (f"-hosts{self.hosts}" if self.settings.spread else "")
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What is measured: the number of workers, and the hosts that share them; 0: each host is filled."""
+        return self.workers, self.settings.spread
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +87,8 @@ class Point(msgspec.Struct, kw_only=True):
     rounds: int
     tied: bool = False  # the interval has no difference from the base, or the rounds are too few for an interval
     why: Why | None = None  # causes of lost efficiency, none if tied; None if the steps were not split into parts
+    hosts: int = 1
+    added: float | None = None  # speed-up over the next smaller number of workers, for each time as many workers
 
 
 class TrialFailure(msgspec.Struct, kw_only=True):
@@ -101,6 +112,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     points: list[Point]
     same_numbers: SameNumbers
     failures: list[TrialFailure]
+    border: Border | None = None  # None: the runs were on one host, or there was nothing to compare
     interrupted: bool = False
     warning: str = ""  # the rounds differ too much
 
@@ -115,20 +127,33 @@ class Verdict(msgspec.Struct, kw_only=True):
         return f"no difference from {base} beyond the interval of the rounds"
 
 
-def plan(settings: RunSettings, workers: Sequence[int], *, rounds: int, mode: Mode) -> list[Trial]:
-    """The trials in the order to run them: in odd rounds the smallest number of workers first, in even ones last."""
+def plan(
+    settings: RunSettings, workers: Sequence[int], *, rounds: int, mode: Mode, hosts: Sequence[HostSpec] = ()
+) -> list[Trial]:
+    """The trials in the order to run them: in odd rounds the smallest number of workers first, in even ones last. On
+    several hosts, also the largest number that fits on the first host, shared with the second one: the same workers
+    with and without the border between hosts."""
     batch: Literal["keep", "scale"] = "scale" if mode == "weak" else "keep"
+    places = {(n, 0) for n in workers}
+    if len(hosts) > 1:
+        fit = (n for n in workers if 2 <= n <= hosts[0].workers and n // 2 <= hosts[1].workers)
+        places |= {(n, 2) for n in [max(fit, default=0)] if n}
     return [
-        Trial(workers=n, round=r, settings=dataclasses.replace(settings, workers=n, batch=batch))
+        Trial(
+            workers=n,
+            round=r,
+            settings=dataclasses.replace(settings, workers=n, batch=batch, spread=spread),
+            hosts=spread or len(list(filled(hosts, n))) or 1,
+        )
         for r in range(1, rounds + 1)
-        for n in sorted(set(workers), reverse=r % 2 == 0)
+        for n, spread in sorted(places, reverse=r % 2 == 0)
     ]
 
 
 def carry_out(
     trials: Sequence[Trial],
     *,
-    zygote: Zygote,
+    zygote: Zygote | Elsewhere,
     record: Path,
     on_event: Callable[[Event], None],
     on_start: Callable[[Trial], None],
@@ -139,10 +164,10 @@ def carry_out(
     before each round but the first. A number of workers that fails is not tried again. A failure of the base ends the
     series, because there is nothing to compare with; so does an interrupt."""
     results: list[Result] = []
-    failed: set[int] = set()
+    failed: set[tuple[int, int]] = set()
     place = Place(record, on_event)
     for trial in _with_more_rounds(trials, results, affords):
-        if trial.workers in failed:
+        if trial.place in failed:
             continue
         on_start(trial)
 
@@ -176,7 +201,7 @@ def carry_out(
         results.append(result)
         on_result(result)
         if failure:
-            failed.add(trial.workers)
+            failed.add(trial.place)
         if outcome.interrupted or (failure and trial is trials[0]):
             break
     return results
@@ -198,11 +223,11 @@ def _with_more_rounds(
         yield from (dataclasses.replace(trial, round=number) for trial in rounds[(number - 1) % min(2, len(rounds))])
 
 
-def _paired(results: Sequence[Result]) -> dict[int, list[float]]:
-    """Of each number of workers but the smallest, the speed-ups by round; of a single number, its speeds."""
+def _paired(results: Sequence[Result]) -> dict[tuple[int, int], list[float]]:
+    """Of each place but the first, the speed-ups by round; of a single place, its speeds."""
     good = [result for result in results if not result.failure and not result.interrupted]
-    speeds = {(r.trial.workers, r.trial.round): r.summary.samples_per_s for r in good}
-    numbers = sorted({workers for workers, _ in speeds})
+    speeds = {(r.trial.place, r.trial.round): r.summary.samples_per_s for r in good}
+    numbers = sorted({place for place, _ in speeds})
     rounds = sorted({number for _, number in speeds})
     if len(numbers) < 2:
         return {n: [speeds[n, r] for r in rounds] for n in numbers}
@@ -217,15 +242,19 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
     """The verdict on the results, also on those before an interrupt."""
     good = [result for result in results if not result.failure and not result.interrupted]
     failures = [result for result in results if result.failure and not result.interrupted]
-    by_workers: dict[int, list[Result]] = {}
+    by_place: dict[tuple[int, int], list[Result]] = {}
     for result in good:
-        by_workers.setdefault(result.trial.workers, []).append(result)
+        by_place.setdefault(result.trial.place, []).append(result)
     # A number of workers that failed in a later round gives no point: its earlier rounds alone are not comparable.
     for result in failures:
-        by_workers.pop(result.trial.workers, None)
+        by_place.pop(result.trial.place, None)
+    by_workers = {workers: found for (workers, spread), found in by_place.items() if not spread}
     base = min(by_workers, default=min((r.trial.workers for r in results), default=1))
     base_results = by_workers.get(base, [])
     points = [_point(by_workers[n], base_results, mode) for n in sorted(by_workers)]
+    for less, more in pairwise(points):
+        more.added = (more.samples_per_s / less.samples_per_s) / (more.workers / less.workers)
+    apart = next((place for place in by_place if place[1] and place[0] in by_workers), None)
     return Verdict(
         mode=mode,
         base=base,
@@ -244,6 +273,7 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
             )
             for r in failures
         ],
+        border=_border(by_place[apart], by_workers[apart[0]], mode) if apart is not None else None,
         interrupted=interrupted,
         warning=_unsteady(points),
     )
@@ -286,6 +316,26 @@ def _point(results: Sequence[Result], base: Sequence[Result], mode: Mode) -> Poi
         step={part: fmean(r.summary.step[part] for r in results) for part in results[0].summary.step},
         rounds=len(results),
         why=why,
+        hosts=results[0].trial.hosts,
+    )
+
+
+def _border(over: Sequence[Result], within: Sequence[Result], mode: Mode) -> Border:
+    speeds, base = ({r.trial.round: r.summary.samples_per_s for r in results} for results in (over, within))
+    speed, base_speed = median(speeds.values()), median(base.values())
+    interval = Interval.of([speeds[r] / base[r] for r in speeds.keys() & base.keys()], told=speed / base_speed)
+    why = _why(over, speed, within, base_speed, mode)
+    return Border(
+        workers=over[0].trial.workers,
+        hosts=over[0].trial.hosts,
+        within=base_speed,
+        over=speed,
+        kept=speed / base_speed,
+        low=interval.low,
+        high=interval.high,
+        tied=not interval.clear,
+        lost=why.lost if why is not None and interval.clear else {},
+        waited_for=why.waited_for if why is not None else None,
     )
 
 

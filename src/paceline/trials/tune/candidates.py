@@ -18,8 +18,10 @@ from paceline.trials.tune.loss_guard import Promise
 MORE = "batch"  # the mod that changes the mathematics: tried only with --allow
 EXACTNESS = "exactness"  # allows the mods of several workers that give up the same numbers
 INEXACT = ("bn=local", "random=own", "view=slice")
+INEXACT_ACROSS = ("compression=powersgd",)  # between hosts
 ALLOWED = (MORE, EXACTNESS)
 WORKERS = "workers"
+OF_THE_RUN: dict[str, type] = {WORKERS: int, "compression": str, "strategy": str}  # settings that are tried like mods
 LATER = 1000  # added to the order of candidates with little to gain: more than there are candidates
 LONG_START = 10.0  # seconds: a mod whose first steps take longer makes every trial with it long
 
@@ -41,7 +43,7 @@ class Candidate:
     @property
     def needs_workers(self) -> bool:
         """Whether it does nothing with one worker."""
-        return self.mod in INEXACT
+        return self.mod in (*INEXACT, *INEXACT_ACROSS)
 
     def doubled(self) -> Candidate:
         """`batch=x2` → `batch=x4`."""
@@ -84,6 +86,14 @@ _ON_CPU = (
     ("loader={cores}", 1.0),
     ("loader={fourfold}", 1.0),  # loading that waits, for a disk or a network, needs more processes than cores
 )
+# On several hosts, before all others: what goes between the hosts, and less of it. The size of the buckets and the
+# all-reduce algorithm are tried in the first steps of every run (`comm.bucket_tuning`).
+_ACROSS_HOSTS = (
+    ("compression=bf16", 0.0),
+    ("strategy=zero1", 0.0),
+    ("strategy=sharded", 0.0),
+    ("workers={on_one}", 0.0),
+)
 _LIKELY = {
     "cuda": ("cuda_graphs", "resident", "precision=bf16", "channels_last"),
     "cpu": ("resident", "channels_last"),
@@ -99,7 +109,14 @@ def name_of(mod: str) -> str:
 
 def tried_names() -> list[str]:
     """The names of all mods that `tune` tries on some machine."""
-    return sorted({name_of(mod) for mod, _ in (*_ON_CUDA, *_ON_CPU)} | {MORE, *map(name_of, INEXACT)})
+    tried = (*_ON_CUDA, *_ON_CPU, *_ACROSS_HOSTS)
+    return sorted({name_of(mod) for mod, _ in tried} | {MORE, *map(name_of, INEXACT)})
+
+
+def summary_of(name: str) -> str:
+    """What a mod, or a setting of the run, is for."""
+    of_the_run = {"compression": "compress gradients sent between hosts", "strategy": "how the workers share the work"}
+    return of_the_run.get(name) or catalog.CATALOG[name].summary
 
 
 def check_asked(*, start: Sequence[str], allow: Sequence[str], only: Sequence[str], without: Sequence[str]) -> None:
@@ -136,25 +153,35 @@ def candidates(
     allow: Sequence[str] = (),
     only: Sequence[str] = (),
     without: Sequence[str] = (),
+    hosts: Sequence[int] = (),
 ) -> list[Candidate]:
     """The candidates for a machine with these GPUs and cores, and a run on `workers` with `threads` each. `only` and
-    `without` are names of mods, or mods with a value."""
+    `without` are names of mods, or mods with a value. `hosts`: the workers of each of several hosts."""
     listed = [*(_ON_CUDA if gpus else _ON_CPU)]
-    if gpus > 1 and workers != gpus:
+    if len(hosts) > 1:
+        listed = [*_ACROSS_HOSTS, *(each for each in listed if name_of(each[0]) != WORKERS)]
+    elif gpus > 1 and workers != gpus:
         listed.insert(0, (f"{WORKERS}={gpus}", 0.0))
     if MORE in allow:  # before mods with a long start: a larger batch gains most on an idle GPU
         quick = next((place for place, (_, seconds) in enumerate(listed) if seconds > LONG_START), len(listed))
         listed.insert(quick, (f"{MORE}=x2", 0.0))
     if EXACTNESS in allow and (workers > 1 or any(name_of(mod) == WORKERS for mod, _ in listed)):
-        listed += [(mod, 0.0) for mod in INEXACT]
+        across = INEXACT_ACROSS if len(hosts) > 1 else ()
+        listed += [(mod, 0.0) for mod in (*INEXACT, *across)]
     likely = _LIKELY["cuda" if gpus else "cpu"]
-    numbers = {"cores": str(cores), "half": str(max(1, cores // 2)), "fourfold": str(min(4 * cores, 32))}
+    numbers = {
+        "on_one": str(hosts[0] if hosts else 1),
+        "cores": str(cores),
+        "half": str(max(1, cores // 2)),
+        "fourfold": str(min(4 * cores, 32)),
+    }
     found: dict[str, Candidate] = {}
     for order, (text, seconds) in enumerate(listed):
         mod = text.format(**numbers)
-        as_it_is = mod in (f"threads={threads}", f"{WORKERS}={workers}", f"{WORKERS}=1")
+        as_it_is = mod in (f"threads={threads}", f"{WORKERS}={workers}")
+        as_it_is = as_it_is or (mod == f"{WORKERS}=1" and len(hosts) < 2)
         as_it_is = as_it_is or (mod == "loader=fast" and workers > 1)  # it is for one worker
-        known = name_of(mod) in catalog.CATALOG or name_of(mod) == WORKERS
+        known = name_of(mod) in catalog.CATALOG or name_of(mod) in OF_THE_RUN
         if known and not as_it_is and mod not in found:
             doubles = name_of(mod) == MORE
             found[mod] = Candidate(mod=mod, order=order, seconds=seconds, doubles=doubles, likely=mod in likely)
@@ -176,8 +203,9 @@ def together(mods: Sequence[str], candidate: str) -> tuple[str, ...]:
 
 
 def _exclude(one: str, other: str) -> bool:
-    if WORKERS in (name_of(one), name_of(other)):
-        return False
+    names = {name_of(one), name_of(other)}
+    if names & OF_THE_RUN.keys():
+        return names == {"compression", "strategy"}  # only mirrored sends gradients that can be compressed
     try:
         catalog.parse([one, other])
     except UsageError:
@@ -187,9 +215,9 @@ def _exclude(one: str, other: str) -> bool:
 
 def settings_of(mods: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Splits mods into those that the workers apply, and settings of the run itself (`workers=2`)."""
-    workers = [int(mod.partition("=")[2]) for mod in mods if name_of(mod) == WORKERS]
-    rest = tuple(mod for mod in mods if name_of(mod) != WORKERS)
-    return rest, {WORKERS: workers[0]} if workers else {}
+    split = {name_of(mod): mod.partition("=")[2] for mod in mods if name_of(mod) in OF_THE_RUN}
+    rest = tuple(mod for mod in mods if name_of(mod) not in OF_THE_RUN)
+    return rest, {name: OF_THE_RUN[name](value) for name, value in split.items()}
 
 
 def promise_of(mods: Iterable[str]) -> Promise:
@@ -200,7 +228,9 @@ def promise_of(mods: Iterable[str]) -> Promise:
 def _promise(name: str) -> Promise:
     if name == MORE or name in map(name_of, INEXACT):
         return "mathematics"
-    return "rounded" if name == WORKERS else catalog.CATALOG[name].numbers
+    if name in OF_THE_RUN:
+        return "other" if name == "compression" else "rounded"
+    return catalog.CATALOG[name].numbers
 
 
 def draws(mods: Iterable[str]) -> bool:

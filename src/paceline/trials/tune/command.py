@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.settings import RunSettings
 from paceline.trials.tune.candidates import settings_of
 
 
-def command(settings: RunSettings, *options: str) -> list[str]:
-    """The `paceline run` command with the options of the trials."""
+def command(settings: RunSettings, *options: str, hosts: Sequence[str] = ()) -> list[str]:
+    """The `paceline run` command with the options of the trials. `hosts`: the options about hosts, as typed."""
     plain = RunSettings(script=settings.script)
     typed = [
         word
-        for name in ("batch_dim", "gather_below", "threads", "backend")
+        for name in ("strategy", "compression", "batch_dim", "gather_below", "threads", "backend")
         if getattr(settings, name) != getattr(plain, name)
         for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
     ]
     typed += [word for module in settings.whole for word in ("--whole", module)]
     script = ["-m", settings.script] if settings.module else [settings.script]
-    return ["paceline", "run", *options, *typed, *script, *settings.arguments]
+    return ["paceline", "run", *options, *hosts, *typed, *script, *settings.arguments]
 
 
-def spelled_out(settings: RunSettings, mods: Sequence[str]) -> list[str]:
+def spelled_out(settings: RunSettings, mods: Sequence[str], *, hosts: Sequence[str] = ()) -> list[str]:
     """The `paceline run` command with every mod written out."""
     applied, changes = settings_of(mods)
-    workers = changes.get("workers", settings.workers)
-    options = ["-n", str(workers)] if workers > 1 else []
-    return command(settings, *options, *(word for mod in applied for word in ("--mod", mod)))
+    changed = replace(settings, **changes)
+    options = ["-n", str(changed.workers)] if changed.workers > 1 or hosts else []
+    return command(changed, *options, *(word for mod in applied for word in ("--mod", mod)), hosts=hosts)

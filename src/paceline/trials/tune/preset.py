@@ -11,6 +11,7 @@ import msgspec
 from paceline.errors import RecordError, UsageError
 from paceline.record.private import write_file
 from paceline.record.stopping import stop
+from paceline.settings import Compression
 
 TUNED = "tuned"  # stands for the newest preset of a script
 FILE = "preset.json"
@@ -24,6 +25,8 @@ class Preset(msgspec.Struct, kw_only=True):
     module: bool = False
     mods: list[str]
     workers: int | None = None  # None: the number that the user gives
+    strategy: str = "mirrored"
+    compression: Compression = "none"
     gain: float = 1.0
     said: str = ""  # as `tune` said it
     made: float = 0.0  # unix time

@@ -19,7 +19,7 @@ from paceline.record.about.origin import Origin, read_origin
 from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
 from paceline.record.samples import LARGEST as MOST_SAMPLES
-from paceline.tables.records import Tables, trace_files
+from paceline.tables.records import Tables, aligned, trace_files
 from paceline.tables.trace.columns import Trace, arrange, rank_in
 from paceline.tables.trace.files import read_traces
 from paceline.tables.trace.kept import keep, read_kept
@@ -61,7 +61,7 @@ class BoundedTables(Tables):
                 found.append(trace)
             if kept is None and len(read) == 1 and self.record.run.verb != FROM_ELSEWHERE:
                 keep(read[0])
-        return arrange(found)
+        return aligned(arrange(found), self.record.run)
 
 
 @dataclass(frozen=True)

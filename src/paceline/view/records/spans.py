@@ -16,7 +16,7 @@ import polars as pl
 from paceline.errors import PacelineError, RecordError
 from paceline.record.inside import File, Folder
 from paceline.record.phases import PHASES
-from paceline.record.timeline import read_spans
+from paceline.record.timeline import on_one_clock, read_spans
 from paceline.tables.trace.columns import Trace, rank_in
 from paceline.tables.trace.steps import windows
 from paceline.view.records.kept_drawing import keep_drawing, kept_drawing, kept_steps
@@ -85,11 +85,17 @@ def prove_steps(record: Opened, step: int, until: int) -> None:
 
 def _from_timeline(record: Opened, step: int, until: int, most: int) -> StepSpans:
     steps = record.steps.frame.filter(pl.col("step").is_between(step, until) & (pl.col("rank") == pl.col("rank").min()))
-    marks = [(row["step"], row["at"] - row["total"] - row["check"], row["at"]) for row in steps.iter_rows(named=True)]
+    clocks = {worker.rank: worker.clock for worker in record.run.workers}
+    marks = []
+    for row in steps.iter_rows(named=True):
+        clock = clocks.get(row["rank"])
+        at = row["at"] - (clock.ahead(row["at"]) if clock is not None else 0.0)
+        marks.append((row["step"], at - row["total"] - row["check"], at))
     start, end = min(mark[1] for mark in marks), max(mark[2] for mark in marks)
     drawing, left_out = Drawing(), 0
     for path in record.spans_paths:
-        found = [span for span in _read(path) if span.start < end and span.end > start]
+        read = on_one_clock(_read(path), clocks.get(rank_in(path.name) or 0))
+        found = [span for span in read if span.start < end and span.end > start]
         found.sort(key=lambda span: span.start - span.end)
         each = max(most // len(record.spans_paths), 1)
         left_out += max(0, len(found) - each)

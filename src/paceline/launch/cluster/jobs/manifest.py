@@ -20,13 +20,12 @@ _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}  # that Y
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesJob:
-    """A run on `nodes` pods. `command` is `paceline run …` without what names hosts and workers."""
+    """A command on `nodes` pods: `run` is the verb and its words, without what names the hosts."""
 
     name: str
     image: str
-    run: Sequence[str]  # options, script and arguments
+    run: Sequence[str]
     nodes: int
-    workers_per_node: int
     secret: str
     gpus_per_node: int = 0
     namespace: str = ""
@@ -105,9 +104,9 @@ def _metadata(job: KubernetesJob) -> dict[str, Any]:
 
 
 def _command(job: KubernetesJob, first: str, node: str) -> list[str]:
-    total = job.nodes * job.workers_per_node
+    verb, *words = job.run
     meet = ["--rendezvous", f"{first}:{PORT}", "--nodes", str(job.nodes), "--node-rank", node, "--wait", str(WAIT)]
-    return ["paceline", "run", *(meet if job.nodes > 1 else []), "-n", str(total), *job.run]
+    return ["paceline", verb, *(meet if job.nodes > 1 else []), *words]
 
 
 def _container(job: KubernetesJob, command: list[str], more: list[dict[str, Any]]) -> dict[str, Any]:
