@@ -167,10 +167,9 @@ def pair_tables(pairs: Sequence[PairRate], hosts: Sequence[str]) -> list[Table]:
 
 def _matrix(title: str, names: Sequence[str], cells: Matrix, kind: Kind) -> Table:
     """Rates from each end (the row) to each other end (the column)."""
-    rows = [
-        {"title": title, "": name} | {n: "X" if math.isnan(cell) else cell for n, cell in zip(names, line, strict=True)}
-        for name, line in zip(names, cells, strict=True)
-    ]
+    rows: list[dict[str, Any]] = [{"title": title, "": name} for name in names]
+    for row, line in zip(rows, cells, strict=True):
+        row.update({name: "X" if math.isnan(cell) else cell for name, cell in zip(names, line, strict=True)})
     columns = [Column("", "", kind="text"), *(Column(name, name, kind=kind) for name in names)]
     return Table(name="matrix", title=title, columns=columns, rows=rows, by="title", on="terminal")
 
