@@ -37,6 +37,7 @@ from paceline.script.proof.side_effects import Place
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.origins import leaves_behind
 from paceline.torch_private import (
+    OwnTensor,
     is_dtensor,
     is_fsdps_attribute,
     is_fsdps_hook,
@@ -389,7 +390,7 @@ def _computes_itself(parameter: Any) -> bool:
     numbers in its place would show other operations."""
     kind = type(parameter)
     is_plain = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or is_dtensor(parameter)
-    return not is_plain and not kind.__module__.startswith("paceline.")
+    return not is_plain and not isinstance(parameter, OwnTensor)
 
 
 def _copied_tensor(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:

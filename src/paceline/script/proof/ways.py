@@ -13,6 +13,7 @@ from paceline.comm.group import Group
 from paceline.script import tree
 from paceline.script.proof.graphs import GraphCuts
 from paceline.script.rows.crossings import Split, laid_out, memory_order
+from paceline.torch_private import OwnTensor
 
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
 MOST = 1024  # ways to cut square arguments
@@ -91,9 +92,7 @@ def can_be_cut(leaf: Any) -> bool:
 def knows_more(leaf: Any) -> bool:
     """Whether an argument is a library's tensor with attributes that its class keeps up with its numbers (names of
     patients, transforms that were applied). They would be those of a slice."""
-    if not isinstance(leaf, torch.Tensor) or type(leaf) is torch.Tensor or isinstance(leaf, nn.Parameter):
-        return False
-    if type(leaf).__module__.startswith("paceline."):
+    if not isinstance(leaf, torch.Tensor) or type(leaf) is torch.Tensor or isinstance(leaf, (nn.Parameter, OwnTensor)):
         return False
     own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(leaf), torch.Tensor))
     return own not in (None, plain) and bool(vars(leaf))

@@ -42,6 +42,7 @@ from paceline.script.seams import batch_norm, direct_forward, gradient_rescaling
 from paceline.script.seams.recomputing import checkpoints
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import (
+    OwnTensor,
     hooked_step,
     is_torchs_call,
     is_tracing,
@@ -199,7 +200,8 @@ def _keep_paceline_out_of_graphs(stage: Stage) -> None:
 
 def _is_ours(thing: Any) -> bool:
     """Whether Paceline defines it: a module also holds torch's objects under imported names."""
-    return str(getattr(thing, "__module__", "")).startswith("paceline.")
+    is_tensor = isinstance(thing, type) and issubclass(thing, OwnTensor)
+    return is_tensor or str(getattr(thing, "__module__", "")).startswith("paceline.")
 
 
 def _is_root(stage: Stage, module: nn.Module) -> bool:
