@@ -91,18 +91,16 @@ class Unbatched:
 Judgement = SlicePlan | NotSplitError | Unbatched | None  # of the proof: a call runs whole with any but the first
 
 
-def anew(found: Judgement) -> Judgement:
-    """As it was found, before any call."""
-    if not isinstance(found, SlicePlan):
-        return found
+def anew(found: SlicePlan) -> SlicePlan:
+    """The plan, before any call."""
     return replace(
         found, calls=0, nodes=None, is_doubtful=False, has_told=False, batches=set(found.batches), sizes=set()
     )
 
 
-def may_be_shared(found: Judgement) -> bool:
+def may_be_shared(found: SlicePlan | None) -> bool:
     """Whether it is also true of a module that is alike: the shapes of the arguments have decided it, no value."""
-    if not isinstance(found, SlicePlan):
+    if found is None:
         return True
     by_value = found.reads_state or found.reads is not None or found.packs or isinstance(found.cuts, GraphCuts)
     return not (by_value or found.states or found.compiled)

@@ -12,7 +12,7 @@ import functools
 import traceback
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,7 @@ from paceline.script.proof.graphs import GraphCuts, graph_ways, has_links
 from paceline.script.proof.growth import Steps
 from paceline.script.proof.induction import Induction
 from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, rows
-from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
+from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched, anew, may_be_shared
 from paceline.script.proof.reads import Reads, Take, taken
 from paceline.script.proof.reasons import describe, refusal, unbatched
 from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, line_in, names_of, numbers_of
@@ -44,6 +44,7 @@ from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
 TRIES = 48  # ways to cut the arguments of one call
+MANY = 64  # proofs that are kept for modules that are alike
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
 
@@ -68,6 +69,7 @@ class Proof:
         self._split: Any = Part(0, parts) if parts else group
         # How a module's arguments were cut last: in another call as many time steps as samples may hide it.
         self._ways: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
+        self._proven: dict[Hashable, tuple[SlicePlan | None, str]] = {}
 
     def __call__(
         self,
@@ -78,10 +80,11 @@ class Proof:
         *,
         all_rows: bool = False,
         compared: bool = True,
+        known_as: Hashable = None,
     ) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch.
         `all_rows`: on a few rows the module did not compute what it computes on many. `compared`: real calls are
-        compared with the proof, and read jointly."""
+        compared with the proof, and read jointly. `known_as`: equal for calls that need one proof together."""
         plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
         ways = [*graph_ways(leaves, self._split.world), *plain_ways]
         if not ways:
@@ -97,7 +100,7 @@ class Proof:
         if (why_not := hooked(module)) is not None:
             return why_not
         how = {"all_rows": all_rows, "compared": compared, "may_be_joint": compared}
-        plan, why = self.first(plain, module, given, leaves, ways, **how)
+        plan, why = self.first(plain, module, given, leaves, ways, known_as=known_as, **how)
         if plan is not None and not isinstance(plan.cuts, GraphCuts):
             self._ways[module] = plan.batch_leaf, plan.cuts
         if plan is None and one is None and min(batch_of(leaves, *way) for way in ways[:1]) < 2:
@@ -117,14 +120,21 @@ class Proof:
         all_rows: bool = False,
         compared: bool = True,
         may_be_joint: bool = False,
+        known_as: Hashable = None,
     ) -> tuple[SlicePlan | None, str]:
         """The plan for the first way of cutting the arguments that can be proven, or why the first one cannot. Every
         worker calls it. `may_be_joint`: see `reads`."""
         how = {"all_rows": all_rows, "compared": compared, "may_be_joint": may_be_joint}
-        plan, why = self._first(plain, module, given, leaves, ways, how)
+        known = None if known_as is None else self._proven.get(known_as)  # a worker may have less than others
+        plan, why = known or self._first(plain, module, given, leaves, ways, how)
+        plan = plan and anew(plan)
         found = zlib.crc32(repr(plan or why).encode())
         if len(set(self.group.gather_objects(found, "the proof"))) > 1:
             return None, "the workers do not find the same when they try it out"
+        if known_as is not None and may_be_shared(plan):
+            if len(self._proven) >= MANY:
+                self._proven.clear()
+            self._proven[known_as] = (plan and anew(plan)), why
         return plan, why
 
     def _first(

@@ -35,7 +35,7 @@ from paceline.script.proof.arguments import (
 from paceline.script.proof.guards import Guards
 from paceline.script.proof.likeness import likeness
 from paceline.script.proof.mutations import Containers, Told
-from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched, anew, may_be_shared
+from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched
 from paceline.script.proof.prints import Prints
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.reads import JointReads, OtherBranch, taken
@@ -135,7 +135,6 @@ class SlicedCalls:
         self._branches: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, list[SlicePlan]]] = (
             weakref.WeakKeyDictionary()
         )
-        self._proven: dict[Hashable, Judgement] = {}  # for modules that are alike
         self._failures: dict[Hashable, int] = {}  # of proofs that did not hold
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
@@ -171,7 +170,6 @@ class SlicedCalls:
     def _forget_call(self, put_back: Callable[[], None]) -> None:
         """The call was broken off, and is made again: nothing of it counts."""
         put_back()
-        self._proven.clear()  # some workers may have come to the end of the proof
         if self._begun is not None:
             self._begun.forget()
             if isinstance(self._begun.before, SlicePlan):
@@ -311,19 +309,13 @@ class SlicedCalls:
         compared with its proof. Every worker calls it."""
         has_failed = self._failures.get((id(module), kind), 0) > 0
         alike = likeness(module) if compared and not has_failed else None
-        shapes = (tuple(x.shape) if isinstance(x, (torch.Tensor, np.ndarray)) else None for x in tree.leaves(given))
-        at = (alike, kind, *shapes)
-        if alike is not None and at in self._proven:
-            return anew(self._proven[at])
         with self._checking(module, "can be computed in slices"):
             whole = unsharded(given)
             leaves = tree.leaves(whole)
-            found = self._prove(own, module, whole, leaves, all_rows=has_failed, compared=compared)
+            shapes = (tuple(x.shape) if isinstance(x, (torch.Tensor, np.ndarray)) else None for x in leaves)
+            known_as = None if alike is None else (alike, kind, *shapes)
+            found = self._prove(own, module, whole, leaves, all_rows=has_failed, compared=compared, known_as=known_as)
             memory.return_freed()
-        if alike is not None and may_be_shared(found):
-            if len(self._proven) >= MOST:
-                self._proven.clear()
-            self._proven[at] = anew(found)
         return found
 
     def _look_at_compiled_draws(self, plan: SlicePlan, module: nn.Module) -> None:
