@@ -38,7 +38,7 @@ from paceline.wire.store import LinkServer
 _MOST_PER_CORE = 4
 
 
-class Elsewhere(Protocol):
+class OtherHosts(Protocol):
     """Workers that are not on this host: those of a series on several hosts."""
 
     def launch(
@@ -49,7 +49,7 @@ class Elsewhere(Protocol):
 def launch(
     run: RunSettings,
     *,
-    zygote: Zygote | Elsewhere,
+    zygote: Zygote | OtherHosts,
     record: Path,
     on_event: Callable[[Event], None],
     verb: str = "run",

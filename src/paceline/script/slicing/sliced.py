@@ -316,7 +316,7 @@ class SlicedCalls:
             known_as = None if alike is None else (alike, kind, *shapes)
             found = self._prove(own, module, whole, leaves, all_rows=has_failed, compared=compared, known_as=known_as)
             memory.return_freed()
-        return found
+            return found
 
     def _look_at_compiled_draws(self, plan: SlicePlan, module: nn.Module) -> None:
         """All draws of compiled code must have been placed. A CUDA graph that is replayed does not tell."""

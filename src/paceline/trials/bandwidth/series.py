@@ -16,7 +16,7 @@ import msgspec
 from paceline.comm.measuring.plan import OPS, REPORTS, MeasuringPlan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
-from paceline.launch.local import Elsewhere
+from paceline.launch.local import OtherHosts
 from paceline.settings import RunSettings
 from paceline.topology import Host
 from paceline.units import parse_size, size
@@ -99,7 +99,7 @@ def of_hosts(count: int) -> Trial:
 def carry_out(
     trials: Sequence[Trial],
     *,
-    zygote: Zygote | Elsewhere,
+    zygote: Zygote | OtherHosts,
     record: Path,
     share: bool = False,
     on_event: Callable[[Event], None],

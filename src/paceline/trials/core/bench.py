@@ -20,7 +20,7 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.launch import Event, Zygote, launch
 from paceline.launch.interrupts import Interrupted
-from paceline.launch.local import Elsewhere
+from paceline.launch.local import OtherHosts
 from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
@@ -106,7 +106,7 @@ class Bench:
         self,
         settings: RunSettings,
         *,
-        zygote: Zygote | Elsewhere,
+        zygote: Zygote | OtherHosts,
         record: Path,
         budget: Budget,
         verb: str,

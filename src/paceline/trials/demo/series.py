@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.launch import Event, Output, Zygote
 from paceline.launch.interrupts import Interrupted
-from paceline.launch.local import Elsewhere
+from paceline.launch.local import OtherHosts
 from paceline.record.private import write_file
 from paceline.settings import RunSettings, asked_threads
 from paceline.topology import Host
@@ -33,7 +33,7 @@ SLOW_TO_START = ("compile",)  # mods left out, because their first steps would t
 def run_both(
     settings: RunSettings,
     *,
-    zygote: Callable[[], Zygote | Elsewhere],
+    zygote: Callable[[], Zygote | OtherHosts],
     record: Path,
     budget: Budget,
     on_line: Callable[[str], None],

@@ -19,7 +19,7 @@ import msgspec
 
 from paceline.launch import Event, Zygote, launch
 from paceline.launch.cluster.hosts import HostSpec, filled
-from paceline.launch.local import Elsewhere
+from paceline.launch.local import OtherHosts
 from paceline.record import Outcome, WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
 from paceline.trials.core.interval import FEWEST, Interval, steady
@@ -153,7 +153,7 @@ def plan(
 def carry_out(
     trials: Sequence[Trial],
     *,
-    zygote: Zygote | Elsewhere,
+    zygote: Zygote | OtherHosts,
     record: Path,
     on_event: Callable[[Event], None],
     on_start: Callable[[Trial], None],
