@@ -17,6 +17,29 @@ from paceline.horovod.engine.controller import NOT_INITIALIZED, Controller, curr
 from paceline.settings import horovod_settings
 from paceline.wire.link import connect_store, within
 
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
 _inits = 0  # every rank calls init equally often: the number tells its connections from earlier ones
 
 

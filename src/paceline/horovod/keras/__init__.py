@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.horovod import torch as hvd
+from paceline.horovod.common import basics
+from paceline.horovod.common.basics import *  # noqa: F403
 from paceline.horovod.keras import callbacks
 from paceline.horovod.keras.backend import keras, tensor_of
 from paceline.horovod.keras.optimizer import (
@@ -33,32 +35,14 @@ from paceline.horovod.torch.mpi_ops import (
     Product,
     Sum,
     add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
     global_process_set,
-    gloo_built,
-    gloo_enabled,
     init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
     remove_process_set,
-    rocm_built,
     shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 
 __all__ = [
+    *basics.__all__,
     "Adasum",
     "Average",
     "Compression",
@@ -76,31 +60,12 @@ __all__ = [
     "broadcast_global_variables",
     "broadcast_variables",
     "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "init",
-    "is_initialized",
     "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
 ]
 
 

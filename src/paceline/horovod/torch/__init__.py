@@ -10,6 +10,7 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 from __future__ import annotations
 
+from paceline.horovod.common.basics import *  # noqa: F403
 from paceline.horovod.torch import elastic, mpi_ops
 from paceline.horovod.torch.functions import (
     allgather_object,

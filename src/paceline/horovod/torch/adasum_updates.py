@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from paceline.horovod.torch.averaged_gradients import IN_FLIGHT, TOO_MANY
-from paceline.horovod.torch.handles import synchronize
+from paceline.horovod.torch.mpi_ops import Adasum, allreduce_async_, synchronize
 from paceline.horovod.torch.named_parameters import name_parameters
-from paceline.horovod.torch.operations import Adasum, allreduce_async_
 
 
 class AdasumUpdates:

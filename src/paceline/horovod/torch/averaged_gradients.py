@@ -13,14 +13,15 @@ from paceline.horovod.common import basics
 from paceline.horovod.common.process_sets import ProcessSet
 from paceline.horovod.common.util import split_list
 from paceline.horovod.torch.functions import broadcast_object
-from paceline.horovod.torch.handles import hurry, synchronize
-from paceline.horovod.torch.named_parameters import name_parameters
-from paceline.horovod.torch.operations import (
+from paceline.horovod.torch.mpi_ops import (
     Average,
     allreduce_async_,
     grouped_allreduce_async_,
+    hurry,
     sparse_allreduce_async,
+    synchronize,
 )
+from paceline.horovod.torch.named_parameters import name_parameters
 
 TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "

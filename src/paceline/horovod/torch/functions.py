@@ -16,9 +16,7 @@ import torch
 
 from paceline.horovod.common import basics
 from paceline.horovod.common.process_sets import ProcessSet, global_process_set
-from paceline.horovod.torch.autograd import allgather, broadcast_
-from paceline.horovod.torch.handles import synchronize
-from paceline.horovod.torch.operations import broadcast_async_
+from paceline.horovod.torch.mpi_ops import allgather, broadcast_, broadcast_async_, synchronize
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

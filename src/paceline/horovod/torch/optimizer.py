@@ -17,7 +17,7 @@ from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.torch.adasum_updates import AdasumUpdates
 from paceline.horovod.torch.averaged_gradients import AveragedGradients
 from paceline.horovod.torch.compression import Compression
-from paceline.horovod.torch.operations import Adasum, Average
+from paceline.horovod.torch.mpi_ops import Adasum, Average
 
 
 def wrap(optimizer: Any, mixin: type) -> Any:

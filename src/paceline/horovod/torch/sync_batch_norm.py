@@ -8,8 +8,7 @@ import torch
 from torch.nn import functional
 
 from paceline.horovod.common import basics
-from paceline.horovod.torch.handles import synchronize
-from paceline.horovod.torch.operations import Sum, allgather_async, allreduce_async_
+from paceline.horovod.torch.mpi_ops import Sum, allgather_async, allreduce_async_, synchronize
 from paceline.torch_private import BatchNorm
 
 
