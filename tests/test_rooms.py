@@ -133,7 +133,7 @@ def test_threads_that_others_wait_for_are_started_in_one_place() -> None:
         "threads.py",
         "background.py",
         "controller.py",
-        "gil_probe.py",
+        "autotune.py",
         "limits.py",
         "sampling.py",
         "shown_names.py",

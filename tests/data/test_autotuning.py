@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 import paceline.data as pd
-from paceline.data.execution.autotune import PoolSetting, StageTuner
+from paceline.data.execution.autotune import GilProbe, PoolSetting, StageTuner
 from paceline.data.execution.engines import TunedPool
-from paceline.data.execution.gil_probe import GilProbe
 from paceline.data.meters import Meter
 from paceline.data.planning.stages import How
 
@@ -222,7 +221,7 @@ def test_the_lock_is_held_where_a_thread_comes_late_to_it(
         def sleep(self, seconds: float) -> None:
             self.now += seconds + late
 
-    monkeypatch.setattr("paceline.data.execution.gil_probe.time", Played())
+    monkeypatch.setattr("paceline.data.execution.autotune.time", Played())
     probe = GilProbe()
     while (told := probe.holds()) is None:
         pass

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.data.device.copy import Moved, StreamedCursor, copy
-from paceline.data.execution.pinned_slots import STEP, Pinned
-from paceline.data.execution.slots import Slot
+from paceline.data.device import Moved, StreamedCursor, copy
+from paceline.data.execution.slots import STEP, Pinned, Slot
 from paceline.data.meters import Meter
-from paceline.data.planning.cursor import Cursor
+from paceline.data.planning.nodes import Cursor
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.complex64])

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.device import lookahead
-from paceline.data.device.lookahead import Lookahead
+from paceline.data import device
+from paceline.data.device import Lookahead
 from paceline.data.planner import PipelinePlan
-from paceline.data.planning.cursor import Cursor
+from paceline.data.planning.nodes import Cursor
 from paceline.errors import DataError
 
 GPU = torch.device("cuda", 0)
@@ -86,12 +86,12 @@ def test_one_after_the_other_whatever_lies_ready(count: int, ready: list[bool], 
 def test_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     up = Numbers(100, [True] * 100)
     Lookahead(up, GPU).take(1)
-    assert up.next == lookahead.MOST
-    monkeypatch.setattr(lookahead, "size_of", lambda value: lookahead.ROOM // 2)
+    assert up.next == device.MOST
+    monkeypatch.setattr(device, "size_of", lambda value: device.ROOM // 2)
     up = Numbers(100, [True] * 100)
     Lookahead(up, GPU).take(1)
     assert up.next == 2
-    monkeypatch.setattr(lookahead, "size_of", lambda value: 2 * lookahead.ROOM)
+    monkeypatch.setattr(device, "size_of", lambda value: 2 * device.ROOM)
     up = Numbers(100, [True] * 100)
     Lookahead(up, GPU).take(1)
     assert up.next == 1

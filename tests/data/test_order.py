@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.planning.cursor import Context
+from paceline.data.planning.nodes import Context, Deal, settle
 from paceline.data.planning.order import Order, Repeated, Shuffled, Skipped, Taken, Whole
-from paceline.data.planning.sharding import Deal, settle
 
 
 def listed(order: Order, epoch: tuple[int, ...] = (0,), count: int | None = None) -> list[int]:

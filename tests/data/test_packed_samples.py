@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.formats import sample_batch
 from paceline.data.formats.collate import collate, empty
+from paceline.data.formats.sample import decode_together
 
 NUMBERS = st.sampled_from([0, 1, 9, 127, 128, 255, 256, 70_000, 2**33, -1, -32, -33, -200, -70_000, -(2**40)])
 LEAVES: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_a_sample_that_is_read_can_be_written_to() -> None:
 @example(many=[(True, None), (False, None)])
 def test_together_they_give_what_one_by_one_gives(many: list[Any]) -> None:
     raws = [pd.encode_sample(sample) for sample in many]
-    together = sample_batch.decode_together(raws, empty)
+    together = decode_together(raws, empty)
     if together is not None:
         assert same(together, collate([pd.decode_sample(raw) for raw in raws]))
 
@@ -126,7 +126,7 @@ def test_together_they_give_what_one_by_one_gives(many: list[Any]) -> None:
     ],
 )
 def test_samples_of_one_layout_are_decoded_at_once(many: list[Any], is_one_layout: bool) -> None:
-    found = sample_batch.decode_together([pd.encode_sample(sample) for sample in many], empty)
+    found = decode_together([pd.encode_sample(one) for one in many], empty)
     assert (found is not None) == is_one_layout
 
 
@@ -134,13 +134,13 @@ def test_sets_of_one_length_and_several_layouts_are_told_apart() -> None:
     one, other = (np.zeros(2, np.float32), 1), (np.zeros(1, np.float64), 1)
     assert len(pd.encode_sample(one)) == len(pd.encode_sample(other))
     for sample in (one, other, one):
-        [made, _] = sample_batch.decode_together([pd.encode_sample(sample)] * 2, empty)
+        [made, _] = decode_together([pd.encode_sample(sample)] * 2, empty)
         assert tuple(made.shape) == (2, *sample[0].shape)
 
 
 @given(raw=st.binary(min_size=1, max_size=60), times=st.integers(1, 3))
 def test_what_is_no_sample_is_left_to_the_one_that_names_it(raw: bytes, times: int) -> None:
-    made = sample_batch.decode_together([raw] * times, empty)
+    made = decode_together([raw] * times, empty)
     if made is not None:
         assert same(made, collate([pd.decode_sample(raw)] * times))
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import paceline.data as pd
 from paceline.data.error_policy import LostSamples
 from paceline.data.execution import autotune, engines, prefetch, prefetch_process
-from paceline.data.planning.cursor import Context
+from paceline.data.planning.nodes import Context
 from paceline.errors import DataError
 
 ROWS = 60

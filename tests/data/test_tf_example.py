@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.formats import protobuf, tf_example_layouts
-from paceline.data.formats.tf_example import decode_any, decode_example, encode_example
-from paceline.data.formats.tf_example_layouts import Layouts, UnusualError
+from paceline.data.formats import tf_example
+from paceline.data.formats.tf_example import Layouts, UnusualError, decode_any, decode_example, encode_example
 from paceline.errors import DataError
 
 # -- written from the definition, in all the ways that it allows -------------------------------------------------------
@@ -182,21 +181,21 @@ def test_known_heads_of_what_is_cut_off() -> None:
 def test_numbers_of_more_than_64_bits(count: int) -> None:
     for digits in (11, 12):
         with pytest.raises(ValueError, match="64 bits"):
-            protobuf.integers(count * b"\xac\x02" + (digits - 1) * b"\x80" + b"\x01")
-    assert protobuf.integers(count * b"\xac\x02" + 9 * b"\x80" + b"\x01").tolist() == [*(count * [300]), -(1 << 63)]
+            tf_example.integers(count * b"\xac\x02" + (digits - 1) * b"\x80" + b"\x01")
+    assert tf_example.integers(count * b"\xac\x02" + 9 * b"\x80" + b"\x01").tolist() == [*(count * [300]), -(1 << 63)]
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 1 << 20), max_size=80), st.binary(max_size=12))
 def test_packed_numbers(values: list[int], more: bytes) -> None:
     raw = b"".join(varint(value % (1 << 64)) for value in values)
-    assert protobuf.integers(raw).tolist() == values
+    assert tf_example.integers(raw).tolist() == values
     try:
-        by_hand = protobuf._by_hand(raw + more).tolist()
+        by_hand = tf_example._by_hand(raw + more).tolist()
     except (IndexError, ValueError):
         with pytest.raises((IndexError, ValueError)):
-            protobuf._by_numpy(raw + more)
+            tf_example._by_numpy(raw + more)
     else:
-        assert not raw + more or protobuf._by_numpy(raw + more).tolist() == by_hand
+        assert not raw + more or tf_example._by_numpy(raw + more).tolist() == by_hand
 
 
 def test_arrays_are_ones_own() -> None:
@@ -224,14 +223,14 @@ def test_a_number_in_the_place_of_a_text_is_no_text() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf_example_layouts, "HEADS", 16)
+    monkeypatch.setattr(tf_example, "HEADS", 16)
     known = Layouts()
     for size in range(100):
         known.decode(encode_example({"image": bytes(size), "n" * 300: 1}))
         assert len(known.heads) <= 16
     known.decode(encode_example({str(number): number for number in range(1000)}))
-    assert len(known.widths) <= tf_example_layouts.FEATURES
-    assert all(len(head) <= tf_example_layouts.WIDEST for head in known.heads)
+    assert len(known.widths) <= tf_example.FEATURES
+    assert all(len(head) <= tf_example.WIDEST for head in known.heads)
 
 
 # -- TensorFlow's own --------------------------------------------------------------------------------------------------

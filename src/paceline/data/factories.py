@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from paceline.data.error_policy import Policy
-from paceline.data.formats.image_folder import find_images
+from paceline.data.formats.images import find_images
 from paceline.data.options import at_least
 from paceline.data.pipeline import Pipeline
 from paceline.data.size_limits import LINE, RECORD

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from paceline.data.execution.engines import Runtime
 from paceline.data.execution.parallel_map import Rows
-from paceline.data.execution.runtime import Runtime
-from paceline.data.metrics.record import keeper
-from paceline.data.planning.cursor import Cursor
+from paceline.data.planning.nodes import Cursor
+from paceline.data.report import keeper
 from paceline.errors import UsageError
 from paceline.script.seams.api import current
 

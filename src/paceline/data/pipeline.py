@@ -18,19 +18,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paceline.data.device.lookahead import Lookahead
+from paceline.data.device import Lookahead
 from paceline.data.distributed.batch_sharing import Parting, is_the_scripts_own
 from paceline.data.error_policy import LostSamples, Policy
-from paceline.data.execution.runtime import Runtime
+from paceline.data.execution.engines import Runtime
 from paceline.data.execution.thread_pool import wait_for_all
 from paceline.data.formats.registry import read_any, reader_of
 from paceline.data.iteration import Loop, Run
-from paceline.data.metrics.report import Report, report_of
 from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.planner import PipelinePlan, Planner
 from paceline.data.planning import stages as s
-from paceline.data.planning.cursor import Context, Mark
+from paceline.data.planning.nodes import Context, Mark
 from paceline.data.planning.stages import Last
+from paceline.data.report import Report, report_of
 from paceline.data.size_limits import LINE
 from paceline.data.sources.memory import Source
 from paceline.data.stages.augment import Augment, Operation

@@ -13,25 +13,21 @@ from typing import Any
 
 import torch
 
-from paceline.data.device.copy import Moved
+from paceline.data.device import Moved
 from paceline.data.error_policy import LostSamples
-from paceline.data.execution.engines import cores
+from paceline.data.execution.engines import Runtime, cores
 from paceline.data.execution.parallel_map import Jobs
 from paceline.data.execution.prefetch import PrefetchNode
 from paceline.data.execution.prefetch_process import PrefetchProcess
-from paceline.data.execution.runtime import Runtime
 from paceline.data.planning import order as orders
 from paceline.data.planning import stages as s
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.job import NOTHING, Step, Work
-from paceline.data.planning.nodes import Keys, Node, Settled
-from paceline.data.planning.sharding import Deal
+from paceline.data.planning.nodes import Context, Cursor, Deal, Keys, Mark, Node, Opener, Settled
 from paceline.data.sources.memory import Source
 from paceline.data.stages.cache import Cached, Memo
 from paceline.data.stages.combine import Mixed, Zipped
-from paceline.data.stages.filter import Filtered
 from paceline.data.stages.interleave import Interleaved
-from paceline.data.stages.limit import Limited
+from paceline.data.stages.limit import Filtered, Limited
 from paceline.data.stages.repeat import Rounds
 from paceline.data.stages.shuffle_buffer import Windows
 from paceline.errors import UsageError

@@ -24,16 +24,14 @@ from torch.utils.data import (
     default_collate,
 )
 
+from paceline.data.execution.engines import Runtime
 from paceline.data.execution.parallel_map import Jobs
 from paceline.data.execution.prefetch import PrefetchNode
-from paceline.data.execution.runtime import Runtime
-from paceline.data.metrics.record import keeper
-from paceline.data.metrics.report import Report, report_of
 from paceline.data.planner import PipelinePlan
-from paceline.data.planning.cursor import Context, Cursor, Mark
 from paceline.data.planning.job import Step, Where, Work
-from paceline.data.planning.nodes import Through
+from paceline.data.planning.nodes import Context, Cursor, Mark, Through
 from paceline.data.planning.stages import How, Kind
+from paceline.data.report import Report, keeper, report_of
 from paceline.data.sources.memory import Arrays, of_dataset
 from paceline.errors import UsageError
 from paceline.script import loader_position, rng

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Mapping
 
-from paceline.data.formats.protobuf import FIXED32, FIXED64, VARINT, counted, number
+from paceline.data.formats.tf_example import FIXED32, FIXED64, VARINT, counted, number
 from paceline.data.formats.tfrecord import frame
 
 # Protobuf field numbers.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.data.planner import PipelinePlan
-from paceline.data.planning.cursor import Context, Mark
+from paceline.data.planning.nodes import Context, Mark
 from paceline.errors import UsageError
 
 VERSION = 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
@@ -19,7 +20,8 @@ from paceline.data.execution.autotune import PoolSetting, StageTuner
 from paceline.data.execution.parallel_map import Jobs, Ticket
 from paceline.data.execution.process_pool import ProcessEngine
 from paceline.data.execution.thread_pool import Task, Threads
-from paceline.data.meters import Meter, Pace
+from paceline.data.meters import Clock, Meter, Pace
+from paceline.data.planning import stages as s
 from paceline.data.planning.job import Token, Where, Work
 from paceline.data.planning.stages import How
 
@@ -214,3 +216,39 @@ class Chooser:
 
 def _free_memory() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (1 << 30)
+
+
+# -- what the cursors of one pipeline share ---------------------------------------------------------------------------
+
+
+class Closable(Protocol):
+    def close(self, *, wait: bool) -> None: ...
+
+
+@dataclass(slots=True)
+class Runtime:
+    """State that the cursors of one pipeline share."""
+
+    losses: LostSamples = field(default_factory=LostSamples)
+    meters: list[Meter] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+    pace: Pace = field(default_factory=Pace)
+    choosers: list[Chooser] = field(default_factory=list)
+    prefetch_processes: list[Closable] = field(default_factory=list)
+
+    def meter(self, name: str) -> Meter:
+        meter = Meter(name)
+        self.meters.append(meter)
+        return meter
+
+    def chooser(self, how: s.How) -> Chooser:
+        chooser = Chooser(how, self.pace)
+        self.choosers.append(chooser)
+        return chooser
+
+    def close(self, *, wait: bool) -> None:
+        """Ends threads and processes that outlive an epoch."""
+        for process in self.prefetch_processes:
+            process.close(wait=wait)
+        for chooser in self.choosers:
+            chooser.close(wait=wait)

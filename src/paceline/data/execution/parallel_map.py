@@ -17,9 +17,8 @@ import torch
 
 from paceline.data.error_policy import LostSamples
 from paceline.data.meters import Meter
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.job import NOTHING, Slice, Token, Where, Work
-from paceline.data.planning.nodes import Settle, Settled
+from paceline.data.planning.nodes import Context, Cursor, Mark, Opener, Settle, Settled
 from paceline.data.planning.stages import Last
 from paceline.errors import UsageError
 from paceline.script import tree

@@ -11,8 +11,7 @@ from paceline.data.execution.autotune import PrefetchTuner
 from paceline.data.execution.prefetch_process import PrefetchProcess, PrefetchProcessCursor
 from paceline.data.execution.thread_pool import start
 from paceline.data.meters import Meter
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
-from paceline.data.planning.nodes import Through
+from paceline.data.planning.nodes import Context, Cursor, Mark, Opener, Through
 
 DEPTH = 2  # results in advance by default
 DEPTHS = 16  # results in advance at most, if the consumer has to wait

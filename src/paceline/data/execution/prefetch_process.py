@@ -22,12 +22,11 @@ from typing import Any
 import torch
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.execution.pinned_slots import Pinned
+from paceline.data.execution.engines import Runtime
 from paceline.data.execution.process_pool import died, end, forked, picklable
-from paceline.data.execution.runtime import Runtime
-from paceline.data.execution.slots import Pickler, SlotPool
+from paceline.data.execution.slots import Pickler, Pinned, SlotPool
 from paceline.data.meters import Meter
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.nodes import Context, Cursor, Mark, Opener
 from paceline.errors import DataError
 
 SLOTS = 8  # results that are ready or that the consumer holds, at most

@@ -1,4 +1,4 @@
-"""Decodes images. The size in an image's header is checked before memory is allocated."""
+"""Finds images in folders, and decodes them. The size in an image's header is checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,3 +168,29 @@ def open_image(data: bytes | str | os.PathLike[str]) -> Any:
         ) from None
     except Exception as error:
         raise _undecodable(error) from None
+
+
+# -- folders of images ------------------------------------------------------------------------------------------------
+
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+
+
+def find_images(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], list[str]]:
+    """Paths and labels of a folder that has a folder for each class, and the names of the classes, all sorted."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise UsageError(f"{folder} is not a folder.", advice="Give a folder of images: DIR/CLASS/NAME.jpg.")
+    classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    found = [
+        (str(path), label)
+        for label, name in enumerate(classes)
+        for path in sorted((root / name).rglob("*"))
+        if path.suffix.lower() in ENDINGS
+    ]
+    if not found:
+        raise UsageError(
+            f"{folder} has no images in its {len(classes)} class folders.",
+            advice="Store images as DIR/CLASS/NAME.jpg.",
+        )
+    return found, classes

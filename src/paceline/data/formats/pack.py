@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.formats.image_folder import find_images
-from paceline.data.formats.images import decode_image
+from paceline.data.formats.images import decode_image, find_images
 from paceline.data.formats.registry import format_of, reader_of
 from paceline.data.formats.tf_example import decode_example, encode_example
 from paceline.data.formats.tfrecord import Writer, index_of, read_index

@@ -5,7 +5,7 @@
     values                                raw bytes of each leaf, one after the other, little-endian numbers
 
 Samples of one layout begin with the same bytes, so that a batch of them is decoded after one comparison of these bytes
-(`formats/sample_batch.py`). Decoding never runs code from the record, and a size is used only if the record has that
+(`decode_together`). Decoding never runs code from the record, and a size is used only if the record has that
 many bytes.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 import torch
 
+from paceline.data.formats.collate import Allocate
 from paceline.data.size_limits import RECORD, too_large
 from paceline.errors import DataError, UsageError
+from paceline.script import tree
 
 MAGIC, VERSION = b"paceline", 1
 HEAD = struct.Struct("<8sHI")
@@ -225,3 +227,51 @@ def _describe(value: Any, put: Callable[[bytes], object]) -> Any:
         f"A sample with a {type(value).__name__} cannot be packed.",
         advice="Use tuples, lists and dictionaries of arrays, tensors, numbers, strings and bytes.",
     )
+
+
+# -- samples of one layout, as a batch --------------------------------------------------------------------------------
+
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+# Errors of a record that is not a packed sample. The record is then decoded alone, so that the error names it.
+NOT_SAMPLES = (DataError, LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def decode_together(raws: Sequence[bytes], allocate: Allocate) -> Any:
+    """The batch of these records; None if their layouts differ: then the caller decodes each record alone."""
+    try:
+        layout = layout_of(raws[0])
+        if not layout.leaves or not all(map(_like(layout), raws)):
+            return None
+        records = np.frombuffer(b"".join(raws), np.uint8).reshape(len(raws), layout.size)
+        return tree.replace(layout.nest, lambda number: _column(layout.leaves[number], records, allocate))
+    except NOT_SAMPLES:
+        return None
+
+
+def _like(layout: Layout) -> Any:
+    header, size = layout.header, layout.size
+    return lambda raw: type(raw) is bytes and len(raw) == size and raw.startswith(header)
+
+
+def _column(leaf: Leaf, records: Bytes, allocate: Allocate) -> Any:
+    """The values of one leaf, in the form that `collate` gives them."""
+    part, kind = records[:, leaf.begin : leaf.end], leaf.kind
+    if leaf.dtype is not None:
+        native = leaf.dtype.newbyteorder("=")
+        made = allocate((len(records), *leaf.shape), torch.from_numpy(np.empty(0, native)).dtype)
+        if native == leaf.dtype:
+            made.numpy().reshape(-1).view(np.uint8).reshape(part.shape)[...] = part
+        else:
+            made.numpy()[...] = part.copy().view(leaf.dtype).reshape(made.shape)
+        return made
+    if kind in ("int", "float"):
+        return torch.from_numpy(part.copy().view("<i8" if kind == "int" else "<f8")[:, 0])
+    if kind == "bool":
+        return torch.from_numpy(part[:, 0] != 0)
+    if kind == "none":
+        return [None] * len(records)
+    if kind == "integer":
+        raise OverflowError  # larger than 64 bits: no tensor can hold it
+    found = [row.tobytes() for row in part]
+    return found if kind == "bytes" else [str(text, "utf-8") for text in found]

@@ -6,16 +6,298 @@ bytes, 2: a list of floats, or 3: a list of integers, packed or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from paceline.data.formats.protobuf import COUNTED, FIXED32, VARINT, checked_count, counted, fields, integers, number
-from paceline.data.formats.tf_example_layouts import BYTES, FEATURE, FLOATS, INTEGERS, Layouts, UnusualError
-from paceline.data.size_limits import RECORD
+from paceline.data.size_limits import RECORD, too_large
 from paceline.errors import DataError, UsageError
+
+# -- the wire format of protocol buffers ------------------------------------------------------------------------------
+
+
+VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
+ALL = (1 << 64) - 1
+FEW = 32  # bytes up to which Python is faster than numpy
+SLAB = 1 << 20  # bytes that numpy decodes at once
+Integers = npt.NDArray[np.int64]
+ONE: Integers = np.zeros(1, np.int64)
+
+
+def varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The number that begins at `at`, and the position after it."""
+    found = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found & ALL, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def fields(view: Any) -> Iterator[tuple[int, Any]]:
+    """Keys and values of a message; values other than numbers are views. A key is the field's number and kind, so a
+    field of an unexpected kind is an unknown field."""
+    at, end = 0, len(view)
+    while at < end:
+        key, at = varint(view, at)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = varint(view, at)
+            yield key, value
+            continue
+        if kind == COUNTED:
+            size, at = varint(view, at)
+        elif kind in (FIXED32, FIXED64):
+            size = 4 if kind == FIXED32 else 8
+        else:
+            raise ValueError(f"a field of the unknown kind {kind}")
+        if at + size > end:
+            raise ValueError("a field is longer than its message")
+        yield key, view[at : at + size]
+        at += size
+
+
+def integers(raw: bytes, most: int = RECORD) -> Integers:
+    """Packed signed numbers as a new array of `most` bytes at most."""
+    if len(raw) <= 2:
+        return _short(raw).copy()  # usually a label: one of few values, so cached
+    if len(raw) <= FEW:
+        return _by_hand(raw)
+    return _by_numpy(raw) if len(raw) <= SLAB else _in_slabs(raw, most)
+
+
+def _in_slabs(raw: bytes, most: int) -> Integers:
+    """Decodes many numbers piece by piece, because a number of one byte takes 8 bytes, and 40 while it is decoded."""
+    view = np.frombuffer(raw, np.uint8)
+    found = np.empty(checked_count(int(np.count_nonzero(view < 0x80)), 8, most), np.int64)
+    at = have = 0
+    while at < len(view):
+        ends = np.flatnonzero(view[at : at + SLAB] < 0x80)
+        if not len(ends):
+            raise ValueError("a number of more than 64 bits")
+        stop = at + int(ends[-1]) + 1
+        part = _by_numpy(raw[at:stop])
+        found[have : have + len(part)] = part
+        at, have = stop, have + len(part)
+    return found
+
+
+def checked_count(count: int, size: int, most: int) -> int:
+    """Returns `count`, or raises DataError if `count` values of `size` bytes take more than `most` bytes."""
+    if count * size > most:
+        need = count * size
+        raise too_large("The Example, decoded,", need, most, "data.decode_example(…, max_bytes={})", so_far=True)
+    return count
+
+
+def _by_hand(raw: bytes) -> Integers:
+    found, at, end = [], 0, len(raw)
+    while at < end:
+        value, at = varint(raw, at)
+        found.append(value - (1 << 64) if value >> 63 else value)
+    if len(found) != 1:
+        return np.array(found, np.int64)
+    one = ONE.copy()  # a fraction of the time of np.array(list)
+    one[0] = found[0]
+    return one
+
+
+_short = lru_cache(maxsize=4096)(_by_hand)
+
+
+def _by_numpy(view: bytes) -> Integers:
+    """Decodes all numbers together, group by group, from the last and highest group to the first."""
+    raw = np.frombuffer(view, np.uint8)
+    ends = (raw < 0x80).nonzero()[0]
+    if len(ends) == len(raw):
+        return raw.astype(np.int64)
+    if not len(ends) or ends[-1] != len(raw) - 1:
+        raise ValueError("a number is cut off")
+    sizes = ends.copy()
+    sizes[1:] -= ends[:-1]
+    sizes[0] += 1
+    longest = int(sizes.max())
+    if longest > 10:
+        raise ValueError("a number of more than 64 bits")
+    found = raw[ends].astype(np.int64)
+    shortest = int(sizes.min())
+    groups = raw & np.uint8(0x7F)
+    for back in range(1, longest):
+        more = found << 7
+        more |= groups[ends - back]
+        found = more if back < shortest else np.where(sizes > back, more, found)
+    return found
+
+
+def number(value: int) -> bytes:
+    """Encodes a number."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def counted(field: int, raw: bytes) -> bytes:
+    """Encodes a field whose value is preceded by its length."""
+    return bytes([field << 3 | COUNTED]) + number(len(raw)) + raw
+
+
+# -- the fast path: Examples in the usual form ------------------------------------------------------------------------
+# The header of a feature (the bytes before its value: its name and five lengths) is parsed once. If another Example has
+# the same bytes, one dictionary lookup is enough. Examples in any other form that the wire format allows, and records
+# that are not Examples, are left to `tf_example`.
+
+
+BYTES, FLOATS, INTEGERS = 0x0A, 0x12, 0x1A  # tags of a feature's lists
+TEXTS = 0  # a list of bytes with any number of values but one
+HEADS, FEATURES = 4096, 256  # headers, and features of an Example, that are remembered
+WIDTHS = 4  # header widths that are tried for one feature
+WIDEST = 256  # bytes of a header that is remembered, at most
+FEATURE, TEXT = 512, 64  # bytes that a feature, and one of several byte strings, take in memory beside their values
+UNKNOWN = repeat(0)
+FLOAT = np.dtype("<f4")
+Head = tuple[str, int, int, int]  # name, kind, and start and end of the value, counted from the header's start
+
+
+class UnusualError(Exception):
+    """An Example in an unusual form that the wire format allows, or not an Example."""
+
+
+class Layouts:
+    """Headers seen so far. Shared by threads: at worst a thread parses a header that another has just parsed."""
+
+    def __init__(self) -> None:
+        self.heads: dict[bytes, Head] = {}
+        self.widths: tuple[int, ...] = ()  # bytes of each feature's header in the last Example, tried first
+        self.others: dict[int, tuple[int, ...]] = {}  # other widths, tried next: the lengths of values vary
+
+    def decode(self, raw: bytes, most: int = RECORD) -> dict[str, Any]:
+        """Each feature's values, of `most` bytes in memory at most. Raises UnusualError, IndexError or ValueError if
+        the Example does not have the usual form."""
+        found: dict[str, Any] = {}
+        end = len(raw)
+        if not end:
+            return found
+        size, at = length(raw, 1)
+        if raw[0] != 0x0A or at + size != end:
+            raise UnusualError
+        head_of = self.heads.get
+        for width in chain(self.widths, UNKNOWN):
+            if at >= end:
+                break
+            name, kind, begin, stop = head_of(raw[at : at + width]) or self._learn(raw, at, end, len(found), most)
+            begin += at
+            at += stop
+            if at > end:
+                raise UnusualError  # a value is longer than the record
+            if kind == BYTES:
+                found[name] = [raw[begin:at]]
+            elif kind == INTEGERS:
+                found[name] = integers(raw[begin:at], most)
+            elif kind == FLOATS:
+                found[name] = np.ndarray((at - begin) >> 2, FLOAT, bytearray(raw[begin:at]))
+            else:
+                found[name] = texts(raw, begin, at, most)
+        return found
+
+    def _learn(self, raw: bytes, at: int, end: int, number: int, most: int) -> Head:
+        """The header of feature `number`, if its width differs from the last Example's, or it is new."""
+        checked_count(number, FEATURE, most)
+        others = self.others.get(number, ())
+        for width in others:
+            known = self.heads.get(raw[at : at + width])
+            if known is not None:
+                return known
+        head, width = read_head(raw, at, end)
+        if width <= WIDEST and number < FEATURES:
+            if len(self.heads) >= HEADS:
+                self.heads.clear()
+            self.heads[raw[at : at + width]] = head
+            widths = self.widths
+            if widths[number : number + 1] != (width,):
+                self.widths = (*widths[:number], width, *widths[number + 1 :])
+                self.others[number] = (width, *(other for other in others if other != width))[:WIDTHS]
+        return head
+
+
+def read_head(raw: bytes, start: int, end: int) -> tuple[Head, int]:
+    """The header that begins at `start`, and its width in bytes. The header depends on these bytes only."""
+    if raw[start] != 0x0A:
+        raise UnusualError
+    size, at = length(raw, start + 1)
+    stop = at + size
+    if stop > end or raw[at] != 0x0A:
+        raise UnusualError
+    size, at = length(raw, at + 1)
+    if at + size >= stop:
+        raise UnusualError
+    name = raw[at : at + size].decode()
+    at = into(raw, at + size, stop, 0x12)
+    kind = raw[at] if at < stop else 0
+    if kind not in (BYTES, FLOATS, INTEGERS):
+        raise UnusualError
+    begin = into(raw, at, stop, kind)
+    try:
+        at = into(raw, begin, stop, 0x0A)
+    except (UnusualError, IndexError):  # no value, or several
+        if kind != BYTES:
+            raise UnusualError from None
+        return (name, TEXTS, begin - start, stop - start), begin - start
+    if kind == FLOATS and (stop - at) % 4:
+        raise UnusualError
+    return (name, kind, at - start, stop - start), at - start
+
+
+def texts(raw: bytes, at: int, stop: int, most: int) -> list[bytes]:
+    """A list of byte strings."""
+    found: list[bytes] = []
+    enough = most // TEXT
+    while at < stop:
+        if raw[at] != 0x0A:
+            raise UnusualError
+        size, at = length(raw, at + 1)
+        if at + size > stop:
+            raise UnusualError
+        found.append(raw[at : at + size])
+        if len(found) > enough:
+            checked_count(len(found), TEXT, most)
+        at += size
+    return found
+
+
+def into(raw: bytes, at: int, stop: int, tag: int) -> int:
+    """The start of the value of a field with this tag. The value must end at `stop`."""
+    if raw[at] != tag:
+        raise UnusualError
+    size, at = length(raw, at + 1)
+    if at + size != stop:
+        raise UnusualError
+    return at
+
+
+def length(raw: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, usually of one or two bytes, and the position after it."""
+    first = raw[at]
+    if first < 0x80:
+        return first, at + 1
+    second = raw[at + 1]
+    if second < 0x80:
+        return first & 0x7F | second << 7, at + 2
+    return varint(raw, at)
+
+
+# -- any Example ------------------------------------------------------------------------------------------------------
+
 
 FIRST, SECOND = 1 << 3 | COUNTED, 2 << 3 | COUNTED
 LISTS = {BYTES: (FIRST,), FLOATS: (FIRST, 1 << 3 | FIXED32), INTEGERS: (FIRST, 1 << 3 | VARINT)}  # keys of their values

@@ -11,9 +11,8 @@ from typing import Any
 
 from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats.collate import Allocate, Tray, empty
-from paceline.data.formats.sample import decode
-from paceline.data.formats.sample_batch import decode_together
-from paceline.data.rng import generator
+from paceline.data.formats.sample import decode, decode_together
+from paceline.data.planning.order import generator
 from paceline.errors import DataError, PacelineError, UsageError
 
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # the result for a sample that was left out

@@ -4,7 +4,7 @@
     Repeated(Shuffled(…), None)            # the same for ever, each epoch in its own order
 
 An order answers for any position, without reading the positions before it. So a position is enough to resume, and every
-worker asks for its own positions only. Not in here: which worker gets a position (`distributed.sharding`), and loading.
+worker asks for its own positions only. Not in here: which worker gets a position (`nodes`), and loading.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from paceline.data.rng import generator
 
 Indices = npt.NDArray[np.int64]
 Epoch = tuple[int, ...]  # the number of the pass in each `repeat`, the outermost first
@@ -111,3 +109,11 @@ class Pieces:
 
     def at(self, positions: Indices, epoch: Epoch) -> Indices:
         return self.inner.at(positions // self.parts, epoch)
+
+
+# -- random generators ------------------------------------------------------------------------------------------------
+
+
+def generator(seed: int, *numbers: int) -> np.random.Generator:
+    """The same stream for the same numbers, on every worker and in every process."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *numbers])))

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from paceline.data.error_policy import LostSamples
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.job import NOTHING, Step
-from paceline.data.planning.nodes import Settle, Settled
+from paceline.data.planning.nodes import Context, Cursor, Mark, Opener, Settle, Settled
 from paceline.data.planning.order import Indices
 from paceline.data.sources.memory import Source
 from paceline.data.stages import cache_stores

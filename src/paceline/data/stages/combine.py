@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
-from paceline.data.planning.nodes import Settle, Settled
-from paceline.data.rng import generator
+from paceline.data.planning.nodes import Context, Cursor, Mark, Opener, Settle, Settled
+from paceline.data.planning.order import generator
 from paceline.errors import UsageError
 
 BLOCK = 1024  # draws that are made at once

@@ -15,11 +15,9 @@ import numpy as np
 
 from paceline.data.execution.thread_pool import Task, Threads
 from paceline.data.meters import Meter
-from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.job import Where
-from paceline.data.planning.nodes import Settle, Settled, fill
+from paceline.data.planning.nodes import Context, Cursor, Deal, Mark, Opener, Settle, Settled, fill, settle
 from paceline.data.planning.order import Epoch, Order, Pieces
-from paceline.data.planning.sharding import Deal, settle
 from paceline.data.planning.stages import Read
 
 LOOK, SLOW = 4, 1e-3  # chunks that are timed, and the seconds for a chunk from which on threads prefetch

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.data.planning.cursor import Context, Cursor, Mark, Names, Opener, named_by
-from paceline.data.planning.nodes import Settle, Settled
+from paceline.data.planning.nodes import Context, Cursor, Mark, Names, Opener, Settle, Settled, named_by
 
 
 class Rounds:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.data.planning.cursor import Context, Cursor, Mark, Names, Opener, named_by
-from paceline.data.planning.nodes import Settle, Settled
-from paceline.data.rng import generator
+from paceline.data.planning.nodes import Context, Cursor, Mark, Names, Opener, Settle, Settled, named_by
+from paceline.data.planning.order import generator
 from paceline.data.stages.repeat import Rounds, RoundsCursor
 
 Named = list[tuple[Any, tuple[Callable[[int], str], int]]]  # samples, each with its name

@@ -1,1 +1,0 @@
-"""Copies batches to a device."""

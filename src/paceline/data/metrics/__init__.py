@@ -1,1 +1,0 @@
-"""The cost of each stage of a pipeline: measured, reported, recorded."""
