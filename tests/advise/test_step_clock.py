@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.advise.step_clock import PROFILER, clock
+from paceline.advise.evidence import PROFILER, clock
 
 CAUSES = ("input", "peer", "synchronisation", "host", "queue")
 

@@ -14,20 +14,20 @@ from torch import nn
 
 import paceline
 import paceline.checkpoint
-from paceline.checkpoint import manifest, shards
+from paceline.checkpoint import manifest, safetensors_file
 from paceline.errors import CheckpointError
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Background writes wait until it is set."""
-    event, plain = threading.Event(), shards.Shards.close
+    event, plain = threading.Event(), safetensors_file.Shards.close
 
     def close(self: Any) -> Any:
         assert event.wait(60)
         return plain(self)
 
-    monkeypatch.setattr(shards.Shards, "close", close)
+    monkeypatch.setattr(safetensors_file.Shards, "close", close)
     yield event
     event.set()
     paceline.checkpoint.wait()

@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(saved: Path, monkeypatch: pytest.
 
 
 def test_two_processes_do_not_write_to_one_path(saved: Path) -> None:
-    from paceline.checkpoint.folder import Draft
+    from paceline.checkpoint.save import Draft
 
     draft = Draft(saved)
     with pytest.raises(CheckpointError, match="being written by another process"):

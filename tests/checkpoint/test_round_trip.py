@@ -79,7 +79,7 @@ def test_files_are_safetensors_that_others_read(tmp_path: Path) -> None:
 
 
 def test_large_models_are_split_into_files(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("paceline.checkpoint.shards.FULL", 1000)
+    monkeypatch.setattr("paceline.checkpoint.safetensors_file.FULL", 1000)
     model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(10)))
     paceline.save(tmp_path / "ck", model)
     files = manifest.read(tmp_path / "ck").files

@@ -10,7 +10,7 @@ import torch
 from pool import Pools
 
 from paceline.comm import coalesced
-from paceline.comm.gpus import GpuChannel
+from paceline.comm.channels import GpuChannel
 from paceline.comm.group import Group
 from paceline.comm.network.gloo import gloo_group
 from paceline.wire.link import within

@@ -10,11 +10,10 @@ import sys
 import pytest
 
 from paceline.errors import UsageError
-from paceline.record.about import git
-from paceline.record.about.git import look
+from paceline.record.about import origin
 from paceline.record.about.labels import Labels, labels_of, read_labels, write_labels
 from paceline.record.about.lock import hold, is_held
-from paceline.record.about.origin import add_resumed, describe, packages, read_origin, that_matter, write_origin
+from paceline.record.about.origin import add_resumed, describe, look, packages, read_origin, that_matter, write_origin
 
 
 @pytest.fixture
@@ -22,12 +21,12 @@ def repository(tmp_path):
     def git(*words: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
 
-    git("init", "-q", "-b", "main")
-    git("config", "user.email", "a@b")
-    git("config", "user.name", "a")
+    origin("init", "-q", "-b", "main")
+    origin("config", "user.email", "a@b")
+    origin("config", "user.name", "a")
     (tmp_path / "train.py").write_text("print(1)\n")
-    git("add", ".")
-    git("commit", "-qm", "first")
+    origin("add", ".")
+    origin("commit", "-qm", "first")
     return tmp_path
 
 
@@ -60,7 +59,7 @@ def test_a_large_diff_is_cut_between_files(repository, monkeypatch):
     for name in ("train.py", "zzz.py"):
         (repository / name).write_text(name * 100)
     subprocess.run(["git", "-C", str(repository), "add", "."], check=True)
-    monkeypatch.setattr(git, "MOST", 1200)
+    monkeypatch.setattr(origin, "MOST", 1200)
     tree, changes = look(repository)
     assert tree.cut
     assert changes.count(b"diff --git") == 1
@@ -77,7 +76,7 @@ def test_git_that_hangs_does_not_keep_a_run_waiting(repository, tmp_path, monkey
     fake.write_text("#!/bin/sh\nexec sleep 1000\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(git, "LIMIT", 0.1)
+    monkeypatch.setattr(origin, "LIMIT", 0.1)
     assert look(repository) == (None, b"")
 
 
@@ -151,10 +150,9 @@ def test_a_lock_lasts_as_long_as_its_process(tmp_path):
 
 def test_two_runs_of_different_code_differ_on_the_page_that_compares_them(tmp_path):
     from paceline.record import Run, write_run
-    from paceline.record.about.git import Tree
-    from paceline.record.about.origin import Origin
+    from paceline.record.about.origin import Origin, Tree
     from paceline.record.inside import Folder
-    from paceline.view.records.differing import differing
+    from paceline.view.pages.compare import differing
     from paceline.view.records.record import Opened
 
     opened = []

@@ -14,8 +14,7 @@ from paceline.advise.profile import summarize
 from paceline.record.phases import AT_SEAMS, CHECK
 from paceline.reports.profile import report
 from paceline.reports.terminal import show
-from paceline.tables.kernels import kernels
-from paceline.tables.launches import launches
+from paceline.tables.kernels import kernels, launches
 from paceline.tables.ops import ops
 from paceline.tables.records import read_files
 from paceline.tables.timeline import timeline

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from paceline.record.phases import PHASES
 from paceline.tables import timeline as module
-from paceline.tables.launches import launches
-from paceline.tables.overlap import overlap
-from paceline.tables.timeline import CAUSES, timeline
+from paceline.tables.kernels import launches
+from paceline.tables.timeline import CAUSES, overlap, timeline
 from paceline.tables.trace.columns import read_trace
 from paceline.tables.trace.steps import breakdown
 

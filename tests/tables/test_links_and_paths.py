@@ -6,8 +6,8 @@ import polars as pl
 from cuda_trace import COMMUNICATION, COMPUTE, Machine
 
 from paceline.tables.critical_path import Part, critical_path
-from paceline.tables.gaps import REASONS, stream_gaps
 from paceline.tables.links import collectives, launch_pairs
+from paceline.tables.timeline import REASONS, stream_gaps
 from paceline.tables.trace.columns import read_trace
 from paceline.tables.trace.steps import windows
 

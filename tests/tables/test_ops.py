@@ -17,8 +17,7 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from paceline.tables.kernels import kernels, kernels_by_op
-from paceline.tables.op_types import op_types
-from paceline.tables.ops import ops
+from paceline.tables.ops import op_types, ops
 from paceline.tables.trace.columns import read_trace
 
 KINDS = {False: "op", True: "mark"}

@@ -11,8 +11,8 @@ from view_records import TRAIN, make_run
 
 from paceline.tables.trace import kept
 from paceline.view.pages import timeline
-from paceline.view.records import kept_drawing
 from paceline.view.records import record as one_record
+from paceline.view.records import spans
 from paceline.view.records.layout import Drawing, StepMark, StepSpans, overview, pack, unpack
 from paceline.view.records.library import Library
 from paceline.view.records.path import path_of
@@ -98,7 +98,7 @@ def test_a_record_is_parsed_once_however_often_view_starts(large, monkeypatch):
 
 def test_a_long_time_line_is_laid_out_once(large, monkeypatch):
     """The next server needs no traces for it: only the critical path does."""
-    monkeypatch.setattr(kept_drawing, "WORTH_IT", 1)
+    monkeypatch.setattr(spans, "WORTH_IT", 1)
     first = spans_of(Library(large).open(TRAIN), 1, 3)
     record = Library(large).open(TRAIN)
     assert steps_of(record) == [1, 2, 3]
@@ -139,7 +139,7 @@ def changed(path: Path, **changes: object) -> None:
     ],
 )
 def test_a_damaged_drawing_is_drawn_again(large, monkeypatch, client_of, changes):
-    monkeypatch.setattr(kept_drawing, "WORTH_IT", 1)
+    monkeypatch.setattr(spans, "WORTH_IT", 1)
     first = spans_of(Library(large).open(TRAIN), 1, 3)
     changed(large / TRAIN / "timeline.columns", **changes)
     record = Library(large).open(TRAIN)
@@ -149,7 +149,7 @@ def test_a_damaged_drawing_is_drawn_again(large, monkeypatch, client_of, changes
 
 
 def test_profile_leaves_a_time_line_that_need_not_be_laid_out(large, monkeypatch):
-    monkeypatch.setattr(kept_drawing, "WORTH_IT", 1)
+    monkeypatch.setattr(spans, "WORTH_IT", 1)
     keep_time_line(large / TRAIN)
     record = Library(large).open(TRAIN)
     assert spans_of(record, 1, 3).until == 3

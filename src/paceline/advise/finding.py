@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline import units
 from paceline.errors import RecordError
 from paceline.record.inside import Folder
 from paceline.record.private import write_file
@@ -84,3 +85,22 @@ def mods_of(found: Sequence[Finding]) -> list[str]:
         if finding.mod:
             mods.setdefault(finding.mod.partition("=")[0], finding.mod)
     return list(mods.values())
+
+
+# -- wording ----------------------------------------------------------------------------------------------------------
+
+
+def percent(share: float) -> str:
+    """0.123 is `12 %`."""
+    return units.percent(share, digits=0)
+
+
+def command(mod: str) -> str:
+    """The command line for a mod."""
+    name, _, value = mod.partition("=")
+    return f"paceline run -n {value} …" if name == "workers" else f"paceline run --mod {mod} …"
+
+
+def listed(words: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

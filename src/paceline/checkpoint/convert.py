@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from paceline.checkpoint import dcp, manifest
-from paceline.checkpoint.reader import Reader
+from paceline.checkpoint.safetensors_file import Reader
 from paceline.checkpoint.save import Part, save_states
 from paceline.checkpoint.tree import decode
 from paceline.checkpoint.verify import fault_of, refuse_faults

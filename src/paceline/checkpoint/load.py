@@ -11,7 +11,7 @@ from paceline.checkpoint import background, manifest
 from paceline.checkpoint.crew import Crew, this_crew
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.parts import faults_of, named_parts, restore
-from paceline.checkpoint.reader import Reader
+from paceline.checkpoint.safetensors_file import Reader
 from paceline.checkpoint.tree import decode, references
 from paceline.checkpoint.verify import fault_of, refuse_faults
 from paceline.errors import CheckpointError, UsageError

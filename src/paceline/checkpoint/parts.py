@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from paceline.checkpoint.crew import Crew
-from paceline.checkpoint.reader import Reader
+from paceline.checkpoint.safetensors_file import Reader
 from paceline.checkpoint.tree import decode
 from paceline.data.pipeline import Pipeline
 from paceline.data.torch_loader import DropIn

@@ -8,11 +8,17 @@ parts that are gathered one by one must not hold all of them in memory. Works wi
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from paceline.checkpoint import dtypes
+from paceline.checkpoint.manifest import Manifest, damaged
+from paceline.checkpoint.verify import digest
 from paceline.errors import CheckpointError
 
 ALIGNMENT = 64  # of the data: readers map it into memory
@@ -88,3 +94,110 @@ def _not_one(path: Path) -> CheckpointError:
     return CheckpointError(
         f"{path} is not a complete safetensors file.", advice="Load another checkpoint: this one is damaged."
     )
+
+
+# -- the files that one worker writes ---------------------------------------------------------------------------------
+
+
+FULL = 1 << 30  # bytes after which a new file begins
+
+
+class Shards:
+    """Files `rankR-00001.safetensors`, … of a folder. Add tensors in the order of `in_order`."""
+
+    def __init__(self, folder: Path, rank: int, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._folder, self._rank = folder, rank
+        self._room = header_room({name: tensor.dim() for name, tensor in tensors})
+        self._file: SafetensorsWriter | None = None
+        self.written: list[dict[str, Any]] = []  # files, as in checkpoint.json
+        self.tensors: dict[str, dict[str, Any]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Writes a whole tensor. Waits for its device."""
+        if self._file is None:
+            path = self._folder / f"rank{self._rank}-{len(self.written) + 1:05}.safetensors"
+            self._file = SafetensorsWriter(path, self._room)
+        dtype, shape, raw = dtypes.stored_form(tensor)
+        self._file.add(name, dtype, shape, raw)
+        self.tensors[name] = {
+            "file": f"{self._folder.name}/{self._file.path.name}",
+            "dtype": dtypes.name_of(tensor.dtype),
+            "shape": list(tensor.shape),
+            "bytes": memoryview(raw).nbytes,
+        }
+        if self._file.size >= FULL:
+            self._end_file()
+
+    def close(self) -> dict[str, Any]:
+        """Returns the files and tensors when all are on the disk."""
+        self._end_file()
+        return {"files": self.written, "tensors": self.tensors}
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            self._file.abandon()
+
+    def _end_file(self) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        path = self._file.path
+        # A second pass over the file, from the system's cache: the header was written last.
+        self.written.append(
+            {"path": f"{self._folder.name}/{path.name}", "bytes": path.stat().st_size, "crc32": digest(path)}
+        )
+        self._file = None
+
+
+def in_order(tensors: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """By falling item size: so every tensor of a file is aligned without gaps, which safetensors does not allow."""
+    return sorted(tensors.items(), key=lambda entry: -entry[1].dtype.itemsize)
+
+
+# -- tensors from the files of a checkpoint ---------------------------------------------------------------------------
+
+
+class Reader:
+    """The tensors of one checkpoint by name. Verify its files first."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._headers: dict[str, tuple[dict[str, Any], int]] = {}
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def shape(self, code: Any) -> list[int] | None:
+        """The shape of the tensor that a code refers to; None if the code is not a tensor."""
+        if not isinstance(code, dict) or "$tensor" not in code:
+            return None
+        return self.manifest.tensors[code["$tensor"]].shape
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in memory of its own."""
+        return self.mapped(name).clone()
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """A tensor in the file's own memory: nothing is read before it is used. Writing to it does not change the
+        file."""
+        stored = self.manifest.tensors[name]
+        tensor = dtypes.empty_for(name, stored.dtype, stored.shape)
+        if not tensor.numel():
+            return tensor
+        path = self.folder / stored.file
+        start, stop = self._range(path, stored.file, name)
+        if not stop - start == stored.bytes == tensor.nbytes:
+            raise damaged(path, f"has {stop - start} bytes for {name}, which needs {tensor.nbytes}")
+        if stored.file not in self._maps:
+            with open(path, "rb") as file:
+                self._maps[stored.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        raw = torch.frombuffer(self._maps[stored.file], dtype=torch.uint8, count=stop - start, offset=start)
+        # torch crashes on numbers that are not aligned; files that a save wrote are.
+        return (raw.clone() if start % tensor.itemsize else raw).view(tensor.dtype).view(stored.shape)
+
+    def _range(self, path: Path, file: str, name: str) -> tuple[int, int]:
+        if file not in self._headers:
+            self._headers[file] = read_header(path)
+        header, begin = self._headers[file]
+        if name not in header:
+            raise damaged(path, f"does not have {name}, which checkpoint.json expects there")
+        start, stop = header[name]["data_offsets"]
+        return begin + start, begin + stop

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from paceline.comm.buckets import SIZE, Buckets
+from paceline.comm.buckets import SIZE, Buckets, Mark, Waits, mark, seconds_between
 from paceline.comm.group import Group
-from paceline.comm.marks import Mark, Waits, mark, seconds_between
 
 WARM_UP = 10  # steps in which torch chooses kernels, buckets are built and the view is decided
 BLOCK = 5  # steps per candidate and round; the first step rebuilds the buckets and does not count

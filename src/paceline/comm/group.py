@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm import plain
-from paceline.comm.channels import Channel, GlooChannel, MemoryChannel, Pending
+from paceline.comm.channels import Channel, GlooChannel, GpuChannel, MemoryChannel, Pending, over_nccl
 from paceline.comm.ending import CalledOff, Ending, Regrouping, from_backend, says_lost
-from paceline.comm.gpus import GpuChannel, over_nccl
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.members import Members, again, lost_at
 from paceline.comm.memory.flats import as_bytes, copy_back, summable

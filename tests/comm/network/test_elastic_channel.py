@@ -18,8 +18,7 @@ import torch
 from paceline import settings
 from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
-from paceline.comm.network.elastic_channel import SMALL, ElasticChannel
-from paceline.comm.network.letters import Letters
+from paceline.comm.network.elastic_channel import SMALL, ElasticChannel, Letters
 from paceline.errors import PartedError
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.wire.link import LinkSocket

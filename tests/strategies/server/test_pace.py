@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.strategies.server.pace import Pace
+from paceline.strategies.server.space import Pace
 
 
 def started(bound: float, workers: int, backup: int = 0) -> Pace[str]:

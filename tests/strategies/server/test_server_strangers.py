@@ -14,8 +14,8 @@ import zmq
 from server_team import Team, team
 
 from paceline.strategies.server import messages as say
+from paceline.strategies.server.client import connect
 from paceline.strategies.server.exchange import Exchange
-from paceline.strategies.server.heartbeat import connect
 from paceline.strategies.server.partition import Share
 from paceline.strategies.server.servers import Addresses
 from paceline.wire.channel import Access, Keys

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.advise.conv_cost import conversion_time, convolution_time, time_of
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
+from paceline.advise.matmul_cost import conversion_time, convolution_time, time_of
 
 SHARE = 0.2  # share of the device's compute in convolutions: with less, the rest of the model loses their gain
 FASTER = 1.1  # speed-up, besides the conversions saved: kernels for tensor cores need channels last

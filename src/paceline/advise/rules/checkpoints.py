@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent
+from paceline.advise.finding import Figure, Finding, percent
 from paceline.units import seconds
 
 SHARE = 0.03  # share of the run's steps: saving once per epoch usually takes less

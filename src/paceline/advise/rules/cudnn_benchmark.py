@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.advise.conv_cost import convolution_shapes, convolution_time
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
+from paceline.advise.matmul_cost import convolution_shapes, convolution_time
 
 SHARE = 0.2  # share of the device's compute: with less, a better algorithm makes no visible difference
 FASTER = 1.1  # speed-up: the best algorithm compared with cuDNN's heuristic choice

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command
+from paceline.advise.finding import Figure, Finding, command
 
 MARK = r"^DataParallel\.forward$"  # torch's own mark around every such call; DistributedDataParallel has another one
 

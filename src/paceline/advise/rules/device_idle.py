@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
+from paceline.advise.finding import Figure, Finding, percent
 from paceline.advise.rules import input_bound, small_kernels
-from paceline.advise.wording import percent
 
 USED = 0.5  # share of a step that the device works: less is the usual definition of under-use
 CAUSES = {

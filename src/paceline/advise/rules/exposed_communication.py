@@ -7,8 +7,7 @@ from typing import Any
 import polars as pl
 
 from paceline.advise.evidence import Evidence, number
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.units import size
 
 SHARE = 0.1  # share of a step: the usual limit for exposed communication

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
+from paceline.advise.finding import Figure, Finding, percent
 from paceline.advise.rules.exposed_communication import waiting_for_bytes
-from paceline.advise.wording import percent
 
 FASTER = 8.0  # speed-up: Gloo copies through the host, at a few GB/s at best
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent
+from paceline.advise.finding import Figure, Finding, percent
 from paceline.units import seconds
 
 SHARE = 0.05  # share of a step that the worker is behind the others

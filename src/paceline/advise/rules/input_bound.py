@@ -7,8 +7,7 @@ import math
 import polars as pl
 
 from paceline.advise.evidence import Evidence, number
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.record.pipelines import StageReport
 from paceline.units import size
 

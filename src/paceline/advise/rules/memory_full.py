@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence, number
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.units import seconds
 
 FULL = 0.9  # share of the memory in use: torch's allocator begins to free and reallocate, and larger batches may fail

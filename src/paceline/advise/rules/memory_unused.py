@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.tables.memory import memory_peaks
 from paceline.units import size
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.advise.matmul_cost import products, tensor_cores_for
-from paceline.advise.wording import command, percent
 
 SHARE = 0.1  # share of float32 products in the device's compute: with less, precision makes a step hardly shorter
 CASTS = 0.1  # share of launching that autocast adds: it casts weights and inputs, each with a kernel of its own

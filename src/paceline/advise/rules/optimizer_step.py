@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 
 SHARE = 0.05  # share of a step: with less there is little to gain
 FUSED = 2.5  # speed-up on a device: measured for AdamW over the tensors of a ResNet-50 and of a GPT

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.advise.rules.input_bound import gain_of_processes, pageable_copies, processes_for
-from paceline.advise.wording import command, percent
 
 SHARE = 0.02  # share of a step: with less there is nothing to gain
 PINNED = 25e9  # bytes per second from pinned memory: PCIe 4; newer slots are twice as fast

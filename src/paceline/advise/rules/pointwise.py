@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 
 SHARE = 0.3  # share of the device's compute: with less, compiling for half a minute does not pay off
 FUSED = 2.0  # speed-up: one kernel replaces a chain of kernels that each read and write everything

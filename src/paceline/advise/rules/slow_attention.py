@@ -7,8 +7,7 @@ import json
 import polars as pl
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent
+from paceline.advise.finding import Figure, Finding, percent
 
 SHARE = 0.1  # share of a step's compute: with less there is little to gain
 FASTER = 3.0  # speed-up: a fused kernel neither writes nor reads the matrix of all pairs of tokens

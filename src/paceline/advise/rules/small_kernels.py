@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.units import seconds
 
 LATE = 0.1  # share of a step in which the device waits for the host: with less, launches do not set the step time

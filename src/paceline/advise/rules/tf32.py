@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
+from paceline.advise.finding import Figure, Finding, command, percent
 from paceline.advise.matmul_cost import products, tensor_cores_for
-from paceline.advise.wording import command, percent
 
 SHARE = 0.1  # share of the device's compute: with less, a step becomes hardly shorter
 MOD = "tf32"

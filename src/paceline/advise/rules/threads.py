@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command
+from paceline.advise.finding import Figure, Finding, command
 
 LARGE = 50e-6  # seconds of an op on one thread: torch splits longer ops between threads, roughly
 MANY = 0.3  # share of a step lost per additional thread on a core: threads wait for each other at each op

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command
+from paceline.advise.finding import Figure, Finding, command
 
 LINK = 20e9  # bytes per second between two GPUs if the record does not say: PCIe 4
 HIDDEN = 0.5  # share of the gradients' all-reduce that backward hides

@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent
+from paceline.advise.finding import Figure, Finding, percent
 
 SHARE = 1 / 3  # share of the time of all steps: a forward pass over a test set of a fifth of the data is a tenth
 

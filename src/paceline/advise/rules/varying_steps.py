@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.advise.evidence import Evidence, number
-from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent
+from paceline.advise.finding import Figure, Finding, percent
 from paceline.record.phases import PHASES
 from paceline.units import seconds
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from paceline.comm.measuring import collectives, devices, pairs
-from paceline.comm.measuring.meeting import OverGloo, Together
 from paceline.comm.measuring.plan import REPORTS, HostTopology, MeasuringPlan, Report, in_words
+from paceline.comm.measuring.rounds import OverGloo, Together
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.network.gloo import gloo_group
 from paceline.record.private import opened

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.hosts import HostsChannel
-from paceline.comm.measuring.meeting import Together
 from paceline.comm.measuring.plan import FLOAT, Collective, MeasuringPlan, algorithms, elements
-from paceline.comm.measuring.rounds import Contender, time_contenders
+from paceline.comm.measuring.rounds import Contender, Together, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.reductions import Reductions
 from paceline.comm.network import algorithms as network

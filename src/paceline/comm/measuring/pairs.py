@@ -10,9 +10,8 @@ from typing import Any, cast
 import msgspec
 import torch
 
-from paceline.comm.measuring.meeting import OverGloo, Together
 from paceline.comm.measuring.plan import FLOAT, MeasuringPlan, Pair
-from paceline.comm.measuring.rounds import Contender, time_contenders
+from paceline.comm.measuring.rounds import Contender, OverGloo, Together, time_contenders
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.network.gloo import LOOPBACK, gloo_group
 from paceline.wire.link import within

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.converge.optimizers.layerwise import Layerwise, norms, wide
-from paceline.converge.optimizers.tensor_batch import TensorBatch
-from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
+from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table, TensorBatch
 
 
 class LAMB(Layerwise):

@@ -16,8 +16,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.converge.optimizers.tensor_batch import TensorBatch, is_dtensor, local
-from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Prepared, States, Table, can_fuse
+from paceline.converge.optimizers.tensor_tables import (
+    ADAPTED,
+    DECAYED,
+    Prepared,
+    States,
+    Table,
+    TensorBatch,
+    can_fuse,
+    is_dtensor,
+    local,
+)
 from paceline.errors import PacelineError, UsageError
 from paceline.torch_private import is_capturing
 

@@ -8,7 +8,9 @@ Gradients, which torch may allocate anew for every step, have a small table of t
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
@@ -17,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.converge.optimizers.tensor_batch import TensorBatch
 from paceline.torch_private import is_capturing
 
 DEVICES = ("cuda",)
@@ -205,3 +206,37 @@ def _is_without_gaps(tensor: Tensor) -> bool:
                 return tensor.numel() == 0
             expected *= size
     return True
+
+
+# -- batches of tensors -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TensorBatch:
+    """Tensors of one group that step together: of the same device, dtype and sharding."""
+
+    numbers: list[int] = field(default_factory=list)  # indices among the group's parameters that have gradients
+    parameters: list[Tensor] = field(default_factory=list)  # this worker's shard of each
+    grads: list[Tensor] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    treatment: list[int] = field(default_factory=list)  # bits: ADAPTED, DECAYED
+    mesh: Any = None  # of DTensors; `sharded` lists its dimensions over which the tensors are sharded
+    sharded: tuple[int, ...] = ()
+
+    def state(self, name: str) -> list[Tensor]:
+        return [local(state[name]) for state in self.states]
+
+    def treated(self, bit: int, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor for tensor, bits in zip(tensors, self.treatment, strict=True) if bits & bit]
+
+
+def local(tensor: Any) -> Tensor:
+    """This worker's shard of a tensor, as real numbers."""
+    own: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
+    return torch.view_as_real(own) if own.is_complex() else own
+
+
+def is_dtensor(tensor: Any) -> bool:
+    # Importing DTensor takes long, and code that has a DTensor has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.horovod.common.process_sets import ProcessSet, adopt, global_process_set
-from paceline.horovod.engine import membership, regroup
+from paceline.horovod.engine import membership
 from paceline.horovod.engine.controller import NOT_INITIALIZED, Controller, current, set_current, take_current
 from paceline.settings import horovod_settings
 from paceline.wire.link import connect_store, within
@@ -62,8 +62,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         raise ValueError(f'init: process_sets must be a list of ProcessSets or "dynamic", not {process_sets!r}.')
     asked = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     _inits += 1
-    if regroup.is_elastic() and comm is None:
-        controller = regroup.connect(lambda left, generation: _connect(left, asked, f"{_inits}.{generation}"))
+    if membership.is_elastic() and comm is None:
+        controller = membership.connect(lambda left, generation: _connect(left, asked, f"{_inits}.{generation}"))
     else:
         controller = _connect(comm, asked, str(_inits))
     controller.start()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.horovod.engine import regroup
+from paceline.horovod.engine import membership
 from paceline.horovod.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.settings import JOINED, of_this_process
 
@@ -37,9 +37,9 @@ class State:
 
     def check_host_updates(self) -> None:
         """HostsUpdatedInterrupt on every rank if the workers have changed."""
-        if not regroup.is_elastic() and of_this_process().run.saving is None:
+        if not membership.is_elastic() and of_this_process().run.saving is None:
             return
-        asked = (regroup.has_news(), regroup.may_grow(), self._is_due())
+        asked = (membership.has_news(), membership.may_grow(), self._is_due())
         news, grows, due = self._bcast_object(asked, name="elastic.news")
         if (grows or due) and self._rank() == 0:
             self.write()

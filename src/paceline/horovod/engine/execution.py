@@ -7,13 +7,13 @@ joined takes part in allreduces with zeros.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
-from paceline.horovod.engine.adasum import adasum
-from paceline.horovod.engine.exchange import Exchange
+from paceline.horovod.engine.exchange import Exchange, ProcessSets
 from paceline.horovod.engine.messages import (
     ADASUM,
     ALLGATHER,
@@ -26,6 +26,7 @@ from paceline.horovod.engine.messages import (
     Request,
 )
 from paceline.horovod.engine.operation import Operation
+from paceline.horovod.engine.timeline import Timeline
 
 Marks = Callable[[str], None]  # told which activity begins, for the timeline
 
@@ -321,3 +322,89 @@ def scale(flat: torch.Tensor, factor: float) -> None:
         flat.mul_(factor)
     else:
         flat.copy_(flat.double().mul_(factor))
+
+
+# -- Adasum -----------------------------------------------------------------------------------------------------------
+# For two gradients: a + b, each shortened by half of the other's projection on it. More gradients are combined in a
+# binary tree of neighbours, each tensor on its own. Every rank gathers all gradients and computes the same tree:
+# simple, and the result has the same bits on all ranks; it needs memory for one copy of the fused gradients per rank.
+
+
+def adasum(exchange: Exchange, flat: torch.Tensor, lengths: Sequence[int]) -> None:
+    """In place. `lengths` are those of the tensors in `flat`. The number of ranks is a power of 2."""
+    if exchange.world == 1:
+        return
+    every = [torch.empty_like(flat) for _ in range(exchange.world)]
+    exchange.all_gather(flat, every)
+    while len(every) > 1:
+        every = [_combine(a, b, lengths) for a, b in zip(every[::2], every[1::2], strict=True)]
+    flat.copy_(every[0])
+
+
+def _combine(a: torch.Tensor, b: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    parts = [_pair(one, other) for one, other in zip(a.split(list(lengths)), b.split(list(lengths)), strict=True)]
+    return torch.cat(parts)
+
+
+def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # Squares of small float16 numbers are zero in float16, and those of large ones infinite.
+    wide_a, wide_b = a.double(), b.double()
+    dot, of_a, of_b = wide_a.dot(wide_b), wide_a.dot(wide_a), wide_b.dot(wide_b)
+    keep_a = torch.where(of_a > 0, 1 - dot / (2 * of_a), 1.0)
+    keep_b = torch.where(of_b > 0, 1 - dot / (2 * of_b), 1.0)
+    return (keep_a * wide_a + keep_b * wide_b).to(a.dtype)
+
+
+# -- on the host, or on a stream of a GPU -----------------------------------------------------------------------------
+
+
+class Runner:
+    """Used by the background thread only."""
+
+    def __init__(self, sets: ProcessSets) -> None:
+        self._sets, self._executor = sets, Executor()
+        self._streams: dict[torch.device, Any] = {}
+        self.timeline: Timeline | None = None  # set by any thread
+        self.join_device = 0  # the GPU for zeros, while this rank has joined
+
+    def run(self, batch: list[Job]) -> list[Any]:
+        """The result of each job. Ranks of the process set wait for each other."""
+        request = batch[0].known.request
+        exchange = self._sets.exchange(request.process_set, request.device)
+        ranks, mark = self._sets.ranks[request.process_set], _ignore
+        if (timeline := self.timeline) is not None:
+            requests = [job.known.request for job in batch]
+            timeline.begin(requests)
+            mark = partial(timeline.activity, requests)
+        # Tensors that were made in inference mode can be written only there. Leaving it switches gradients on.
+        inference = any(job.own is not None and job.own.inference for job in batch)
+        with torch.inference_mode(inference), torch.no_grad():
+            if request.device == "cpu":
+                results = self._executor.run(batch, exchange, ranks, mark)
+            else:
+                results = self._run_on_gpu(batch, lambda: self._executor.run(batch, exchange, ranks, mark))
+        if timeline is not None:
+            timeline.end([job.known.request for job in batch])
+        return results
+
+    def _run_on_gpu(self, batch: list[Job], run: Callable[[], list[Any]]) -> list[Any]:
+        """On a stream of its own, after what the submitters' streams had done when they submitted."""
+        tensors = [tensor for job in batch if job.own is not None for tensor in job.own.tensors]
+        device = tensors[0].device if tensors else torch.device("cuda", self.join_device)
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            for job in batch:
+                if job.own is not None and job.own.event is not None:
+                    stream.wait_event(job.own.event)
+            results = run()
+            done = stream.record_event()
+        for job in batch:
+            if job.own is not None:
+                job.own.event = done
+        return results
+
+
+def _ignore(activity: str) -> None:
+    pass

@@ -18,13 +18,12 @@ from paceline.horovod import torch as hvd
 from paceline.horovod.common import basics
 from paceline.horovod.common.basics import *  # noqa: F403
 from paceline.horovod.keras import callbacks
-from paceline.horovod.keras.backend import keras, tensor_of
+from paceline.horovod.keras.backend import broadcast_global_variables, broadcast_variables, keras, tensor_of
 from paceline.horovod.keras.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
     distribute_in_place,
 )
-from paceline.horovod.keras.variables import broadcast_global_variables, broadcast_variables
 from paceline.horovod.torch.mpi_ops import (
     Adasum,
     Average,

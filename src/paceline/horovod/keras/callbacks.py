@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from paceline.horovod import torch as hvd
-from paceline.horovod.keras.backend import keras
-from paceline.horovod.keras.variables import broadcast_model
+from paceline.horovod.keras.backend import broadcast_model, keras
 
 Multiplier = Callable[[float], float]
 

@@ -9,7 +9,7 @@ import torch
 
 from paceline.strategies.server.optimizers import OptimizerSpec, build, held_groups, set_options
 from paceline.strategies.server.partition import Share, TensorSpec
-from paceline.strategies.server.stale.momenta import NAME, Momenta
+from paceline.strategies.server.stale.correction import NAME, Momenta
 
 Views = list[torch.Tensor]  # one tensor for each piece, over some memory
 

@@ -22,9 +22,8 @@ import polars as pl
 from paceline.errors import TraceError
 from paceline.record.inside import File
 from paceline.record.phases import CHECK
-from paceline.tables.trace.foreign_events import FOREIGN, ForeignEvents
 from paceline.tables.trace.intervals import Integers, Spans
-from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, JsonStream, Number
+from paceline.tables.trace.json_reader import FOREIGN, NOTHING, Args, Event, ForeignEvents, Head, JsonStream, Number
 from paceline.tables.trace.nesting import calls
 
 # Torch's names for the kinds of events, current and older.

@@ -7,9 +7,13 @@ decide which trials to run, and judge them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,17 +22,16 @@ from typing import Any
 import msgspec
 
 from paceline.errors import RecordError
-from paceline.launch import Event, Zygote, launch
+from paceline.launch import Event, Notice, Zygote, launch
 from paceline.launch.interrupts import Interrupted
 from paceline.launch.local import OtherHosts
 from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
+from paceline.record.refuge import needs_refuge, new_refuge
 from paceline.record.schema import FailureKind, Outcome
-from paceline.record.stopping import stop
+from paceline.record.stopping import stop, stop_for
 from paceline.settings import RunSettings
-from paceline.trials.core.alone import record_in, run_alone
-from paceline.trials.core.place import Place
 from paceline.trials.core.result import Measured, Status, read_measured
 
 __all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details", "folder_of"]
@@ -190,3 +193,75 @@ def folder_of(name: str) -> str:
     if plain == name and len(name) <= LONGEST:
         return name
     return f"{plain[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+# -- alone on the machine ---------------------------------------------------------------------------------------------
+
+
+FAREWELL = 20.0  # seconds that an interrupted command has to end
+
+
+def run_alone(command: Sequence[str], *, into: Path, steps: int, limit: float | None) -> Outcome:
+    """The outcome of the command, stopped after `steps` steps, or after `limit` seconds as a failure. Its record is
+    `record_in(into)`. An interrupt ends the command, too, and is raised again."""
+    program, verb, *rest = command
+    typed = [sys.executable, "-m", program, verb, "--json", "--quiet", "--record", str(into), "--steps", str(steps)]
+    process = subprocess.Popen(
+        [*typed, *rest], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        printed, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        return Outcome(exit_code=1, seconds=limit or 0.0, kind=FailureKind.LATE, cause="took too long")
+    except BaseException:
+        _end(process)
+        raise
+    with contextlib.suppress(RecordError):
+        if (outcome := read_run(record_in(into)).outcome) is not None:
+            return outcome
+    cause = f"ended with exit code {process.returncode}"
+    with contextlib.suppress(msgspec.DecodeError, KeyError, TypeError):
+        cause = msgspec.json.decode(printed)["error"]["message"]
+    return Outcome(exit_code=process.returncode or 1, seconds=0.0, cause=cause)
+
+
+def record_in(folder: Path) -> Path:
+    """The record of a trial: the folder itself, or that of the command which ran alone in it."""
+    return folder if (folder / "run.json").exists() else next((p.parent for p in folder.glob("*/run.json")), folder)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=FAREWELL)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+# -- where trials are kept --------------------------------------------------------------------------------------------
+# A trial is measured by its record. One that could not write all of it is short, and is run again elsewhere.
+
+
+class Place:
+    """Of one series."""
+
+    def __init__(self, record: Path, on_event: Callable[[Event], None]) -> None:
+        self._trials, self._on_event = record / "trials", on_event
+
+    def launched(self, name: str, run: Callable[[Path], Outcome]) -> tuple[Outcome, Path]:
+        """The outcome of `run(folder)`, and the folder with the trial's record. Raises what `run` raises."""
+        folder = self._trials / name
+        try:
+            outcome = run(folder)
+            if not outcome.unrecorded or outcome.interrupted:
+                return outcome, folder
+        except RecordError as error:
+            if not needs_refuge(error):
+                raise
+            stop_for(error)
+        self._trials = new_refuge()
+        self._on_event(Notice(f"The trials are recorded in {self._trials} instead."))
+        folder = self._trials / name
+        return run(folder), folder

@@ -22,8 +22,8 @@ from paceline.launch.cluster.hosts import HostSpec, filled
 from paceline.launch.local import OtherHosts
 from paceline.record import Outcome, WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
+from paceline.trials.core.bench import Place
 from paceline.trials.core.interval import FEWEST, Interval, steady
-from paceline.trials.core.place import Place
 from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.scale.border import Border

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from paceline.advise.finding import Finding
-from paceline.advise.wording import command
+from paceline.advise.finding import Finding, command
 from paceline.trials.core.interval import LEAST, mean
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.candidates import name_of, settings_of, together

@@ -29,8 +29,16 @@ from paceline.trials.tune.candidates import LATER, LONG_START, Candidate, draws,
 from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.loss_guard import Compared, Guard
 from paceline.trials.tune.noise import Mods
-from paceline.trials.tune.predicted import put_in_order
-from paceline.trials.tune.standing import CandidateStanding, NothingToTune, failure, no_gain, problem, rank, refusal
+from paceline.trials.tune.standing import (
+    CandidateStanding,
+    NothingToTune,
+    failure,
+    no_gain,
+    problem,
+    put_in_order,
+    rank,
+    refusal,
+)
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune.verdict import Final, Problem, Reason, Row, Verdict
 

@@ -10,8 +10,7 @@ from paceline.charts.chart import Axis, Chart, Line
 from paceline.charts.thin import thinned
 from paceline.reports.report import Column
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
-from paceline.tables.overlap import overlap
-from paceline.tables.timeline import CAUSES, timeline
+from paceline.tables.timeline import CAUSES, overlap, timeline
 from paceline.view.records.contents import has_traces, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page

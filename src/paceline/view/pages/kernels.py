@@ -8,8 +8,7 @@ import polars as pl
 
 from paceline.reports.profile import CALLS, KERNEL, KIND, TENSOR, TOTAL, kernels_table, name_column
 from paceline.reports.report import Column
-from paceline.tables.kernels import kernels_by_op
-from paceline.tables.launches import launches
+from paceline.tables.kernels import kernels_by_op, launches
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid

@@ -9,8 +9,7 @@ import polars as pl
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.reports.profile import FIGURES, STEP, figures_of, name_column, ops_table
 from paceline.reports.report import Column, Row, Sentence
-from paceline.tables.op_types import op_types
-from paceline.tables.ops import ops
+from paceline.tables.ops import op_types, ops
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid

@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from paceline.reports.report import Column, Sentence
-from paceline.tables.gaps import REASONS
+from paceline.tables.timeline import REASONS
 from paceline.view.records.layout import KINDS, StepSpans
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,23 +11,23 @@ from typing import Any, TypeVar
 
 import anyio
 import msgspec
+import polars as pl
 
 from paceline.errors import PacelineError, RecordError
-from paceline.record import Run
+from paceline.record import Run, Step
 from paceline.record.about.labels import Labels, read_labels
 from paceline.record.about.origin import Origin, read_origin
 from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
 from paceline.record.samples import LARGEST as MOST_SAMPLES
-from paceline.tables.records import Tables, aligned, trace_files
+from paceline.tables.records import STEPS, Tables, aligned, trace_files
 from paceline.tables.trace.columns import Trace, arrange, rank_in
 from paceline.tables.trace.files import read_traces
 from paceline.tables.trace.kept import keep, read_kept
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.limits import ViewLimits
-from paceline.view.records.reading import FROM_ELSEWHERE, LARGEST, read_bounded_run, state_of, trials_in
-from paceline.view.records.steps import Steps, read_steps
+from paceline.view.records.reading import FROM_ELSEWHERE, LARGEST, read_bounded_run, read_tail, state_of, trials_in
 
 TOGETHER = 4  # copies of traces that are read at the same time
 
@@ -192,3 +192,30 @@ class Opened:
                 f"{file} is damaged: {error or 'the JSON is nested too deeply'}.",
                 advice="The record's other files may be intact: open its other pages.",
             ) from error
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+MOST = 128 << 20  # bytes of all ranks' step files together: about half a million steps
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`frame` has the form of `tables.records.steps_frame`. `partly`: the first steps of a long run are left out."""
+
+    frame: pl.DataFrame
+    partly: bool = False
+
+
+def read_steps(folder: Folder, ranks: Sequence[int], *, most: int = MOST) -> Steps:
+    """The steps of these ranks. Raises RecordError if a file is damaged anywhere but at its end."""
+    each = most // max(len(ranks), 1)
+    frames, partly = [], False
+    for rank in ranks:
+        steps, cut = read_tail(folder.file(f"steps.rank{rank}.jsonl"), each)
+        partly = partly or cut
+        columns = {"rank": [rank] * len(steps)}
+        columns |= {name: [getattr(step, name) for step in steps] for name in Step.__struct_fields__}
+        frames.append(pl.DataFrame(columns, schema=STEPS))
+    return Steps(pl.concat(frames).sort("rank", "step") if frames else pl.DataFrame(schema=STEPS), partly)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -27,7 +28,7 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from paceline.errors import NoRecordError, PacelineError, RecordError
+from paceline.errors import NoRecordError, PacelineError, RecordError, TraceError
 from paceline.record.about.labels import labels_of, read_labels, write_labels
 from paceline.reports.report import Sentence
 from paceline.view.pages import compare, runs, timeline, topology
@@ -42,7 +43,6 @@ from paceline.view.server import render
 from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
 from paceline.view.server.site import MOVED, PAGES, Kind
-from paceline.view.server.turns import Turns
 from paceline.view.ui.blocks import Page
 from paceline.view.ui.links import href
 
@@ -367,3 +367,38 @@ async def _unexpected_error(request: Request, error: Exception) -> Response:
 
 def _error(page: Page, status: int) -> Response:
     return HTMLResponse(render.render_page(page, asked={}, base="/"), status_code=status)
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+# A page that reads traces may take as long as its time limit. So the pages of one record are built one after the other
+# (they need the same tables), at most TOGETHER pages at a time, in threads of their own. A waiting request holds no
+# thread, and has a timeout. All other pages are built at once, in the server's threads.
+
+
+TOGETHER = 4  # pages that read traces at the same time
+
+T = TypeVar("T")
+
+
+class Turns:
+    """The schedule of one server."""
+
+    def __init__(self, limits: ViewLimits) -> None:
+        self._limits = limits
+        self._few = anyio.CapacityLimiter(TOGETHER)
+
+    async def take(self, records: Sequence[Opened], make: Callable[[], T]) -> T:
+        """Calls `make` when no other page reads the traces of these records. Raises TraceError if the wait takes too
+        long. A page that is being built is completed, for the next request."""
+        async with AsyncExitStack() as held:
+            with anyio.move_on_after(self._limits.patience):
+                # Lock in the order of names: requests that compare A with B and B with A must not deadlock.
+                for record in sorted({record.name: record for record in records}.values(), key=lambda one: one.name):
+                    await held.enter_async_context(record.turn)
+                # A running thread is not cancelled: the tables have a time limit of their own.
+                return await to_thread.run_sync(make, limiter=self._few)
+        names = " and ".join(record.name for record in records)
+        raise TraceError(
+            f"{names}: waited more than {self._limits.patience:g} s for other pages that read traces.",
+            advice=f"Reload the page in a moment. {self._limits.more_time}",
+        )

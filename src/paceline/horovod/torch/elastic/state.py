@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.checkpoint import manifest
-from paceline.checkpoint.reader import Reader
+from paceline.checkpoint.safetensors_file import Reader
 from paceline.checkpoint.save import Part, save_states
 from paceline.checkpoint.tree import decode
 from paceline.horovod.common import basics
