@@ -13,9 +13,9 @@ from torch import nn
 
 from paceline.errors import ScriptError
 from paceline.mods import catalog
-from paceline.mods.support.cuda_graph import GraphedCall
-from paceline.mods.support.graphed_step import GraphedStep
-from paceline.mods.support.whole_step import WholeStep
+from paceline.mods.graphs.graphed_call import GraphedCall
+from paceline.mods.graphs.graphed_step import GraphedStep
+from paceline.mods.graphs.whole_step import WholeStep
 
 Script = Callable[[], list[float]]
 

@@ -16,8 +16,7 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError, UsageError
-from paceline.mods import catalog
-from paceline.mods.support import grad_scaler
+from paceline.mods import catalog, precision
 from paceline.script.seams.stage import Stage
 
 
@@ -41,7 +40,7 @@ class Net(nn.Module):
         return self.second(y)
 
 
-def put_in(stage: Stage, mods: list[str]) -> grad_scaler.Scaler | None:
+def put_in(stage: Stage, mods: list[str]) -> precision.Scaler | None:
     for asked in catalog.parse(mods):
         mod = catalog.load(asked)
         mod.on_stage(stage)
@@ -83,7 +82,7 @@ def test_trains_with_the_plain_script_and_its_gradients_are_true(pool: Any, how:
         assert found[0] == pytest.approx(losses, rel=2e-2 if how == "AdamW" else 5e-3)
         assert found[1] == pytest.approx(norms, rel=3e-2 if how == "AdamW" else 1e-2)
         assert found[2] is torch.float16
-        assert found[3] == (grad_scaler.FIRST, 0)
+        assert found[3] == (precision.FIRST, 0)
 
 
 def test_small_gradients_do_not_vanish() -> None:
@@ -137,7 +136,7 @@ def test_steps_with_infinite_gradients_are_left_out_until_the_scale_fits(pool: A
         assert all(finite)
         assert moved[0] == (False, False), "the loss is large: the first step is infinite"
         assert moved[-1] == (True, True)
-        assert scales[0] == grad_scaler.FIRST / 2, "one backward halves it once, for all optimizers"
+        assert scales[0] == precision.FIRST / 2, "one backward halves it once, for all optimizers"
         assert all(before in (now, 2 * now) for before, now in pairwise(scales))
         assert adam == sum(move[0] for move in moved), "a step that is left out leaves no trace in the optimizer"
         assert skipped == sum(move.count(False) for move in moved)
@@ -147,14 +146,14 @@ def test_steps_with_infinite_gradients_are_left_out_until_the_scale_fits(pool: A
 
 
 def test_the_scale_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grad_scaler, "GROWTH", 3)
-    assert trained(lone_group(), ["precision=fp16"], steps=7)[3] == (4 * grad_scaler.FIRST, 0)
+    monkeypatch.setattr(precision, "GROWTH", 3)
+    assert trained(lone_group(), ["precision=fp16"], steps=7)[3] == (4 * precision.FIRST, 0)
 
 
 @given(st.lists(st.sampled_from(["fine", "infinite"]), max_size=40))
 def test_the_rule_of_the_scale_is_torchs(steps: list[str]) -> None:
-    theirs = torch.amp.GradScaler("cpu", init_scale=grad_scaler.FIRST, growth_interval=3)
-    growth, grad_scaler.GROWTH = grad_scaler.GROWTH, 3
+    theirs = torch.amp.GradScaler("cpu", init_scale=precision.FIRST, growth_interval=3)
+    growth, precision.GROWTH = precision.GROWTH, 3
     try:
         with staged(lone_group()) as stage:
             scaler = put_in(stage, ["precision=fp16"])
@@ -172,11 +171,11 @@ def test_the_rule_of_the_scale_is_torchs(steps: list[str]) -> None:
                 twin.grad = torch.full((2,), factor)
                 theirs.step(reference)
                 theirs.update()
-                assert scaler.scale == max(theirs.get_scale(), grad_scaler.SMALLEST)
-                if theirs.get_scale() < grad_scaler.SMALLEST:
+                assert scaler.scale == max(theirs.get_scale(), precision.SMALLEST)
+                if theirs.get_scale() < precision.SMALLEST:
                     return
     finally:
-        grad_scaler.GROWTH = growth
+        precision.GROWTH = growth
 
 
 def test_what_is_infinite_without_a_scale_is_the_scripts_own() -> None:
@@ -189,7 +188,7 @@ def test_what_is_infinite_without_a_scale_is_the_scripts_own() -> None:
             optimizer.zero_grad()
             (weight * float("nan")).sum().backward()
             optimizer.step()
-        assert scaler.scale == grad_scaler.SMALLEST
+        assert scaler.scale == precision.SMALLEST
         assert scaler.skipped == 16
         assert torch.isnan(weight).all()
 

@@ -18,7 +18,7 @@ from paceline.comm.group import Group
 from paceline.converge.ghost_bn.module import GhostBatchNorm1d
 from paceline.errors import ScriptError, UsageError
 from paceline.mods import catalog
-from paceline.mods.support.noise_policy import NoiseEstimator, choose
+from paceline.mods.large_batch import NoiseEstimator, choose
 
 STEPS = 6
 

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDa
 from paceline.comm.group import Group
 from paceline.errors import UsageError
 from paceline.mods import catalog
-from paceline.mods.support.pinned_batches import PinnedTensor
+from paceline.mods.loader import PinnedTensor
 
 
 class Own(Dataset[Any]):

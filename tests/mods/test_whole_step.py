@@ -19,11 +19,11 @@ from torch import nn
 
 from paceline.errors import ScriptError
 from paceline.mods import cuda_graphs
-from paceline.mods.support import graph_choice
-from paceline.mods.support.cuda_graph import Capture, in_one_pool
-from paceline.mods.support.graph_choice import GraphChoice
-from paceline.mods.support.tape import State
-from paceline.mods.support.whole_step import WholeStep
+from paceline.mods.graphs import graph_choice
+from paceline.mods.graphs.graph_choice import GraphChoice
+from paceline.mods.graphs.graphed_call import Capture, in_one_pool
+from paceline.mods.graphs.promise import State
+from paceline.mods.graphs.whole_step import WholeStep
 
 DEVICE = "cpu"  # see `device`
 Script = Callable[[], list[Any]]

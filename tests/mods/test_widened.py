@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from staged import lone_group, staged
 from torch import nn
 
-from paceline.mods import catalog
+from paceline.mods import catalog, precision
 from paceline.mods.compile import compiled_where_large
-from paceline.mods.support import fp32_outputs
 
 WORDS = 11
 Use = Callable[[torch.Tensor], torch.Tensor]
@@ -31,7 +30,7 @@ WHOLE: dict[str, Use] = {
 @pytest.fixture(autouse=True, scope="module")
 def everything_is_large() -> Any:
     patch = pytest.MonkeyPatch()
-    patch.setattr(fp32_outputs, "is_large", lambda tensor: True)
+    patch.setattr(precision, "is_large", lambda tensor: True)
     yield
     patch.undo()
 
@@ -251,7 +250,7 @@ def test_the_compiled_loss_keeps_nothing_as_large_as_the_copy() -> None:
     loss = compiled_where_large(F.cross_entropy)
     start = torch.randn(64, 4096).bfloat16()
     narrow, y = start.clone().requires_grad_(), torch.arange(64)
-    wide = fp32_outputs.widen(narrow * 1)
+    wide = precision.widen(narrow * 1)
     size = {torch.float32: 0, torch.bfloat16: 0}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -289,7 +288,7 @@ def test_a_loss_that_is_called_by_its_name_while_it_is_compiled_is_the_plain_one
 
     loss = compiled_where_large(plain, compile)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp32_outputs, "is_large", lambda input: True)
+        patch.setattr(precision, "is_large", lambda input: True)
         loss(torch.ones(3))
         loss(torch.ones(3))
     assert calls == ["compiled", "plain", "plain", "compiled", "plain"]

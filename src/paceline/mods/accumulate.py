@@ -16,23 +16,32 @@ By hand:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.mods.support import micro_batches
-from paceline.mods.support.micro_batches import MicroBatches
-from paceline.mods.support.recompute import Recomputed
+from paceline.errors import ScriptError
+from paceline.mods.checkpointing import Recomputed
 from paceline.script import tree
+from paceline.script.draws.rows import Draws
+from paceline.script.patches import all_of
+from paceline.script.proof import value_checks
 from paceline.script.proof.arguments import versions_of
+from paceline.script.proof.backward_hooks import hooked
 from paceline.script.proof.plan import SlicePlan
 from paceline.script.proof.plans import Plans
+from paceline.script.proof.proof import Part, Proof
+from paceline.script.proof.reasons import unbatched
 from paceline.script.proof.recorder import CannotTry
+from paceline.script.proof.ways import batch_of, ways_to_cut
+from paceline.script.seams import batch_norm
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.parts import sizes_of
-from paceline.torch_private import BatchNorm
+from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.parts import joined, sizes_of, weights_of
+from paceline.torch_private import BatchNorm, uncompiled
 
 
 class Mod:
@@ -66,7 +75,7 @@ class Mod:
             try:
                 return self._compute(plain, module, given, leaves, plan, parts)
             except CannotTry as why:
-                raise micro_batches.refusal(module, self.parts, str(why)) from None
+                raise refusal(module, self.parts, str(why)) from None
 
         return call
 
@@ -84,17 +93,91 @@ class Mod:
         with self.stage.views.averages.inside() as averages:
             before = averages.count
             outputs = [
-                compute(module, plain, (module, *args), kwargs)
-                for args, kwargs in micro_batches.cut(given, leaves, plan.cuts, sizes)
+                compute(module, plain, (module, *args), kwargs) for args, kwargs in cut(given, leaves, plan.cuts, sizes)
             ]
             if plan.all_count and not averages.all_count():
                 raise CannotTry("it adds another term to a mean over targets of which some are ignored or weighted")
             if versions != versions_of(leaves, plan.cuts):
                 raise CannotTry("it changes an argument in place, from which backward computes again")
-            return micro_batches.join(outputs, plan, sizes, averages, before)
+            return join(outputs, plan, sizes, averages, before)
 
     def _slices(self) -> list[int]:
         """The number of rows of each worker, including borrowed rows. All workers must make the same number of
         micro-batches, because batch norms over the whole batch call collectives in each."""
         split = self.stage.views.split
         return [] if split is None else [max(1, size) for size in split.sizes]
+
+
+# -- micro-batches ----------------------------------------------------------------------------------------------------
+# The proof is that of sliced calls (`script.proof`), in one process. Each micro-batch draws its own random numbers, and
+# batch norm sees one micro-batch: the mod says so.
+
+
+class MicroBatches:
+    """The proofs of one worker's calls. They make no collective: workers may have different numbers of rows."""
+
+    def __init__(self, stage: Stage, parts: int) -> None:
+        self._stage, self._parts = stage, parts
+        self._prove = Proof(Part(0, 1), stage.run.batch_dim, Draws(own=True), parts)
+
+    def prove(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
+        """The plan for calls like this one; None if it has no batch. ScriptError if the model cannot be computed in
+        micro-batches."""
+        ways = list(ways_to_cut(leaves, self._prove.batch_dim))
+        if not ways:
+            return None
+        if (hook := hooked(module)) is not None:
+            raise refusal(module, self._parts, hook.message.removesuffix("."))
+        with self._in_trials():
+            plan, why = self._prove.first(self._stage.views.own_call, module, given, leaves, ways)
+        if plan is None:
+            if unbatched(module, given, leaves) is not None or batch_of(leaves, *ways[0]) < 2:
+                return None
+            raise refusal(module, self._parts, why)
+        left = [place[:2] for place, _ in plan.states] + [(path, name) for path, name, _ in plan.buffers]
+        for path, name in left:
+            where = f"{path or ''}.{name}".lstrip(".")
+            raise refusal(
+                module, self._parts, f"it keeps values in {where}, which would be of the last micro-batch only"
+            )
+        return plan
+
+    @contextmanager
+    def _in_trials(self) -> Iterator[None]:
+        """With the patches that trials need, which a run on one worker does not have."""
+        remove = all_of([batch_norm.find(self._stage), value_checks.find()])
+        try:
+            with self._stage.views.unsplit():
+                yield
+        finally:
+            remove()
+
+
+def cut(given: Any, leaves: list[Any], cuts: dict[int, int], sizes: list[int]) -> list[Any]:
+    """The arguments of each micro-batch."""
+    pieces = {i: leaves[i].split(sizes, dim) for i, dim in cuts.items()}
+    return [
+        tree.rebuild(given, iter([pieces[i][part] if i in cuts else leaf for i, leaf in enumerate(leaves)]))
+        for part in range(len(sizes))
+    ]
+
+
+def join(outputs: list[Any], plan: SlicePlan, sizes: list[int], averages: Averages, before: int) -> Any:
+    """The output of the whole call, before which so many averages were taken. CannotTry if the number of targets of a
+    mean is not known."""
+    columns, made = list(zip(*map(tree.leaves, outputs), strict=True)), []
+    weights = [weights_of(column, n, plan, sizes, averages, before) for n, column in enumerate(columns)]
+    for column, role, each in zip(columns, plan.outputs, weights, strict=True):
+        made.append(joined(column, role, sizes, each))
+        if role.kind == "average" and each is not None:
+            averages.take(made[-1], each.sum())
+    return tree.rebuild(outputs[0], iter(made))
+
+
+def refusal(module: nn.Module, parts: int, why: str) -> ScriptError:
+    name = type(uncompiled(module)).__name__
+    return ScriptError(
+        f"--mod accumulate={parts}: {name} cannot be computed in micro-batches: {why}.",
+        advice="Each output must have a row for each sample, or be a mean or a sum over samples (--batch-dim sets the "
+        "batch dimension). To save memory in another way, type: --mod checkpointing",
+    )

@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.mods import prospects
-from paceline.mods.support import fp32_outputs
-from paceline.mods.support.promise import Promise
+from paceline.mods import precision, prospects
+from paceline.mods.graphs.promise import Promise
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import compile_weight_gradients_as_cudnn, is_compiled
 
@@ -66,9 +65,9 @@ def compiled_where_large(
         nonlocal inside
         if isinstance(input, Promise):
             return Promise.__torch_function__(cross_entropy, (Promise,), (input, *args), kwargs)
-        if inside or torch.compiler.is_compiling() or not fp32_outputs.is_large(input):
+        if inside or torch.compiler.is_compiling() or not precision.is_large(input):
             return plain(input, *args, **kwargs)
-        narrow = fp32_outputs.original_of(input)
+        narrow = precision.original_of(input)
         loss, read = (plain, input) if narrow is None else (widening, narrow)
         if loss not in compiled:
             compiled[loss] = compile(loss)

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.mods.support.graph_choice import WARM_UP, GraphChoice
-from paceline.mods.support.graphed_step import GraphedStep
-from paceline.mods.support.promise import found_in, real
+from paceline.mods.graphs.graph_choice import WARM_UP, GraphChoice
+from paceline.mods.graphs.graphed_step import GraphedStep
+from paceline.mods.graphs.promise import found_in, real
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import keep_saved_tensors
 

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 from paceline.converge.schedules import factor
-from paceline.mods.support.learning_rates import Rates
+from paceline.mods.lr_scale import Rates
 from paceline.script.seams.stage import Stage
 
 END = 0.01  # the rate at step N and later, relative to the script's rate

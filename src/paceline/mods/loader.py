@@ -17,20 +17,23 @@ By hand:
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.data.planning.stages import How
+from paceline.data.torch_loader import Feeder, can_feed
 from paceline.mods import prospects
-from paceline.mods.support.pinned_batches import PinnedTensor
 from paceline.script import tree
 from paceline.script.fingerprint import fingerprint
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import LoaderIteratorInProcess, OwnTensor, disabled_torch_function, pinning
 
 AHEAD = 2  # prefetched batches of each process by default
 _holder = SimpleNamespace(held=object())
@@ -57,8 +60,6 @@ class Mod:
     def on_loader(self, loader: Any) -> None:
         self._met = True
         if self.fast:
-            from paceline.mods.support.fast_loader import feeder_for
-
             self._feeders[loader] = feeder_for(loader) if self.alone else None
             self._changed |= self._feeders[loader] is not None
             return
@@ -81,8 +82,6 @@ class Mod:
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
             if (feeder := self._feeders.get(loader)) is not None:
-                from paceline.mods.support.fast_loader import FedIter
-
                 return FedIter(loader, feeder)
             if loader not in self._kept:
                 return plain(loader)
@@ -112,3 +111,63 @@ def _persisting(loader: Any, plain: Callable[..., Any], stays: bool) -> Any:
         return plain(loader)
     finally:
         object.__setattr__(loader, "persistent_workers", before)
+
+
+# -- loader=fast ------------------------------------------------------------------------------------------------------
+
+
+def feeder_for(loader: DataLoader[Any]) -> Feeder | None:
+    """The feeder for all epochs of a loader; None for a loader that stays unchanged."""
+    return Feeder(loader, How()) if can_feed(loader) and not loader.num_workers else None
+
+
+class FedIter(LoaderIteratorInProcess):
+    """Draws the same random numbers and takes the same indices from the sampler as torch's iterator; only the loading
+    of samples differs."""
+
+    def __init__(self, loader: DataLoader[Any], feeder: Feeder) -> None:
+        super().__init__(loader)
+        try:
+            count: int | None = len(self._index_sampler)
+        except TypeError:
+            count = None
+        self._batches = feeder.batches(self._indices(), count)
+
+    def _indices(self) -> Iterator[Any]:
+        while True:
+            try:
+                index = self._next_index()
+            except StopIteration:
+                return
+            yield index
+
+    def _next_data(self) -> Any:
+        batch = next(self._batches)
+        return pinning.pin_memory(batch) if self._pin_memory else batch
+
+
+# -- pinned tensors of a batch ----------------------------------------------------------------------------------------
+# For the mod `loader`.
+#
+# This is safe as long as no code writes to such a tensor after the copy has started: the copy may still be running.
+
+
+class PinnedTensor(OwnTensor):
+    """A tensor whose `to` and `cuda` are non-blocking by default. All results are plain tensors."""
+
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return self._plain().to(*args, **kwargs if len(args) > 1 else {"non_blocking": True} | kwargs)
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Any:
+        return self._plain().cuda(*args, **kwargs if len(args) > 1 else {"non_blocking": True} | kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self._plain(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._plain().__reduce_ex__(protocol)
+
+    def _plain(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)

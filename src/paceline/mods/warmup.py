@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from paceline.mods.support.learning_rates import Rates
+from paceline.mods.lr_scale import Rates
 from paceline.script.seams.stage import Stage
 
 

@@ -17,10 +17,20 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.mods.support.cuda_graph import Capture, GraphedCall, GraphLayout, casting_anew
-from paceline.mods.support.kept_gradients import WITHOUT, KeptGradients
-from paceline.mods.support.promise import Promise, Use, call_for_real, found_in, real, spent
-from paceline.mods.support.tape import Given, State, Tape, Unfit, entry_of
+from paceline.mods.graphs.graphed_call import WITHOUT, Capture, GraphedCall, GraphLayout, KeptGradients, casting_anew
+from paceline.mods.graphs.promise import (
+    Given,
+    Promise,
+    State,
+    Tape,
+    Unfit,
+    Use,
+    call_for_real,
+    entry_of,
+    found_in,
+    real,
+    spent,
+)
 from paceline.script import tree
 
 SMALL = 1 << 20  # bytes of a result that is copied out of the graphs' common memory

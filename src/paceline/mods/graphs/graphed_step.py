@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from paceline.mods.support.cuda_graph import capturing
+from paceline.mods.graphs.graphed_call import capturing
 
 KINDS = (SGD, Adam, AdamW)
 WARM_UP = 3  # steps with unchanged gradient addresses before a capture

@@ -1,1 +1,0 @@
-"""What several mods share, and the parts of large ones."""
