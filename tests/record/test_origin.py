@@ -21,12 +21,12 @@ def repository(tmp_path):
     def git(*words: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True)
 
-    origin("init", "-q", "-b", "main")
-    origin("config", "user.email", "a@b")
-    origin("config", "user.name", "a")
+    git("init", "-q", "-b", "main")
+    git("config", "user.email", "a@b")
+    git("config", "user.name", "a")
     (tmp_path / "train.py").write_text("print(1)\n")
-    origin("add", ".")
-    origin("commit", "-qm", "first")
+    git("add", ".")
+    git("commit", "-qm", "first")
     return tmp_path
 
 
