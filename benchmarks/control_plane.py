@@ -51,10 +51,7 @@ from paceline.wire import store as say
 PROCESSES = 4
 BEAT = 0.5  # seconds between two heartbeats of a worker
 QUIET = 10.0  # seconds in which only heartbeats are sent
-NAPS = (
-    0.02,
-    0.1,
-)  # seconds between two looks of a worker that waits for its peers, as in comm/network/elastic_channel.py
+NAPS = (0.02, 0.1)  # seconds between two looks of a worker that waits for its peers, as in elastic_channel.py
 IDLE = messages.Beat(step=1, seam="", waiting="all_reduce", waited=0.0, collectives=1, view="batch", latest=None)
 
 

@@ -47,8 +47,7 @@ OURS = """
 import json, sys, time
 from pathlib import Path
 from paceline.tables.trace.intervals import Spans
-from paceline.tables.timeline import overlap
-from paceline.tables.timeline import work
+from paceline.tables.timeline import overlap, work
 from paceline.tables.trace.parallel import read_together
 
 begun = time.perf_counter()

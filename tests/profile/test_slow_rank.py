@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from paceline.tables.iterations import stragglers
 from paceline.tables.records import read_record
+from paceline.tables.stragglers import stragglers
 
 SCRIPT = """
 import time, torch

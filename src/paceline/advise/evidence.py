@@ -23,11 +23,12 @@ from paceline.record.samples import Sample, read_samples
 from paceline.record.schema import Run
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.figures import Figures, columns_in, figures
-from paceline.tables.iterations import counted, stragglers
+from paceline.tables.iterations import counted
 from paceline.tables.kernels import kernels, kernels_by_op, launches
 from paceline.tables.memory import memory_peaks
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables, read_record
+from paceline.tables.stragglers import stragglers
 from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.steps import breakdown, synchronising, windows

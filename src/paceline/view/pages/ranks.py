@@ -11,7 +11,8 @@ from paceline.charts.chart import Axis, Bars, Chart, HeatMap
 from paceline.record.phases import PHASES
 from paceline.reports.figure_text import SLOWEST
 from paceline.reports.report import Column, Sentence
-from paceline.tables.iterations import counted, lags, measured, stragglers
+from paceline.tables.iterations import counted, measured
+from paceline.tables.stragglers import lags, stragglers
 from paceline.units import seconds
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
