@@ -32,7 +32,7 @@ from side_by_side import in_turn, ratio
 from torch import nn
 
 import paceline as pl
-from paceline.converge.optimizers import chunk_kernels, tensor_tables
+from paceline.converge.optimizers import kernels, tensor_tables
 
 Shapes = list[tuple[int, ...]]
 SIDES: dict[str, Callable[..., Any]] = {
@@ -250,7 +250,7 @@ def shapes_of_kernels(blocks: list[int], warps: list[int], rounds: int, steps: i
         for block in blocks:
             for count in warps:
                 tensor_tables.BLOCK = block
-                chunk_kernels.WARPS = count
+                kernels.WARPS = count
                 made[f"{block}/{count}"] = side(SIDES["LAMB"], shapes, steps)  # compiled at its first step
         print(f"{name}: chunk/warps")
         in_turn(made, rounds, "ms")

@@ -80,9 +80,9 @@ class LAMB(Layerwise):
         torch._foreach_sub_(parameters, updates)
 
     def _fused_step(self, group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-        from paceline.converge.optimizers.lamb_kernels import launch
+        from paceline.converge.optimizers.kernels import launch_lamb
 
-        launch(group, table, scale, found_inf)
+        launch_lamb(group, table, scale, found_inf)
 
 
 def _corrections(steps: list[Tensor], beta1: float, beta2: float, *, on_device: bool) -> tuple[Any, Any]:

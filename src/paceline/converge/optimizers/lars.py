@@ -83,6 +83,6 @@ class LARS(Layerwise):
         torch._foreach_sub_(batch.parameters, updates)
 
     def _fused_step(self, group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-        from paceline.converge.optimizers.lars_kernels import launch
+        from paceline.converge.optimizers.kernels import launch_lars
 
-        launch(group, table, scale, found_inf)
+        launch_lars(group, table, scale, found_inf)
