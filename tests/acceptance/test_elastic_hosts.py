@@ -80,7 +80,7 @@ def test_a_worker_killed_on_one_of_two_hosts_changes_no_number(
 
 # A worker kills itself at a moment: at a place of the script, or before it sends a message, of this number.
 AT_A_MOMENT = """
-from paceline.comm.network.elastic_channel import Letters
+from paceline.comm.elastic_channel import Letters
 from paceline.settings import of_this_process
 met = {{"place": 0, "letter": 0}}
 def meet(kind):

@@ -24,12 +24,12 @@ from paceline.wire.link import within
 
 class Channel(Protocol):
     """Every worker calls the same methods in the same order. All methods except `start` and `progress` wait for all
-    workers."""
+    workers. What a channel has no use for is done here."""
 
     name: str
-    algorithms: tuple[str, ...]  # the all-reduce algorithms available for buckets
-    algorithm: str | None  # the algorithm in use; None: chosen by message size
-    answers: bool  # a failed worker can answer any collective with its failure
+    algorithms: tuple[str, ...] = ()  # the all-reduce algorithms available for buckets
+    algorithm: str | None = None  # the algorithm in use; None: chosen by message size
+    answers: bool = False  # a failed worker can answer any collective with its failure
 
     def agree(self, *, failed: bool) -> None:
         """Raises `CalledOff` if another worker has failed. A failed worker calls it with `failed=True`: the call then
@@ -37,6 +37,7 @@ class Channel(Protocol):
 
     def begin_again(self) -> None:
         """Every worker calls it after a collective that was called off."""
+        return
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         """Sums `flat` over the workers, in place."""
@@ -49,26 +50,27 @@ class Channel(Protocol):
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
         """Shared memory for a bucket, which is summed in place; None if the channel has no shared memory."""
+        return None
 
     def start(
         self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Any:
         """Starts an in-place sum of a bucket. Every worker starts the buckets in the same order. `key` identifies the
         bucket, and `shapes` are the shapes of the gradients in the bucket: a compressor keeps state for them."""
+        return flat  # summed in `finish`, which all workers call at the same point
 
     def progress(self) -> None:
         """Advances started sums without waiting."""
+        return
 
     def finish(self, begun: Any) -> None:
         """Waits for a started sum."""
 
 
-class MemoryChannel:
+class MemoryChannel(Channel):
     """A channel between workers of one host, through shared memory."""
 
     name = "memory"
-    algorithms: tuple[str, ...] = ()
-    algorithm: str | None = None
     answers = True
 
     def __init__(self, store: Any, rank: int, world: int, *, elastic: bool = False) -> None:
@@ -122,13 +124,10 @@ class MemoryChannel:
         self._unshared.all_reduce(begun, name="gradients")
 
 
-class GlooChannel:
+class GlooChannel(Channel):
     """A channel between workers on any hosts, over Gloo."""
 
     name = "gloo"
-    algorithms: tuple[str, ...] = ()
-    algorithm: str | None = None
-    answers = False
 
     def __init__(self, store: Any, rank: int, world: int, *, address: str) -> None:
         """`address`: the address at which the other workers reach this host."""
@@ -142,9 +141,6 @@ class GlooChannel:
         self._rows.allreduce([count], dist.AllreduceOptions()).wait()
         if count.item() and not failed:
             raise CalledOff
-
-    def begin_again(self) -> None:
-        pass
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         self._rows.allreduce([flat], dist.AllreduceOptions()).wait()
@@ -167,16 +163,10 @@ class GlooChannel:
         for piece, row in zip(pieces, whole.split(longest), strict=True):
             piece.copy_(row[: piece.numel()])
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
-        return None
-
     def start(
         self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Any:
         return self._buckets.allreduce([flat], dist.AllreduceOptions())
-
-    def progress(self) -> None:
-        pass
 
     def finish(self, begun: Any) -> None:
         begun.wait()

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from paceline.comm import plain
 from paceline.comm.channels import Channel, GlooChannel, GpuChannel, MemoryChannel, Pending, over_nccl
+from paceline.comm.elastic_channel import ElasticChannel
 from paceline.comm.ending import CalledOff, Ending, Regrouping, from_backend, says_lost
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.members import Members, again, lost_at
@@ -30,7 +31,6 @@ from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.shm_rendezvous import Meeting
-from paceline.comm.network.elastic_channel import ElasticChannel
 from paceline.comm.network.gloo import LOOPBACK, gloo_group
 from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse

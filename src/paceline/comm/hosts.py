@@ -70,9 +70,6 @@ class HostsChannel(GlooChannel):
         self._compressors: dict[int, Compressor] = {}
         self._thread = ThreadPoolExecutor(1, "paceline-buckets")
 
-    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
-        return None
-
     def start(
         self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Future[None]:

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from paceline import settings
+from paceline.comm.elastic_channel import SMALL, ElasticChannel, Letters
 from paceline.comm.ending import CalledOff
 from paceline.comm.group import Group
-from paceline.comm.network.elastic_channel import SMALL, ElasticChannel, Letters
 from paceline.errors import PartedError
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.wire.link import LinkSocket

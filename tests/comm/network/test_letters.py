@@ -12,7 +12,7 @@ import stranger
 import torch
 from relay import Relay
 
-from paceline.comm.network.elastic_channel import Letters
+from paceline.comm.elastic_channel import Letters
 
 DATA, DONE = 0, 2
 ROUNDS = 6

@@ -22,10 +22,10 @@ import torch
 import zmq
 
 from paceline.comm.call_site import script_line
+from paceline.comm.channels import Channel
 from paceline.comm.ending import CalledOff, Regrouping
 from paceline.comm.members import Members
 from paceline.comm.memory.flats import bytes_of
-from paceline.comm.memory.reductions import Shared
 from paceline.comm.network.parts import cut
 from paceline.errors import PartedError
 from paceline.wire.channel import Connection, Keys, Listener, frames_of
@@ -150,12 +150,10 @@ First = Callable[[int], torch.Tensor | None]  # what a peer is sent
 Rest = Callable[[dict[int, Letter]], None]
 
 
-class ElasticChannel:
+class ElasticChannel(Channel):
     """A channel between workers on any hosts that can be lost."""
 
     name = "elastic"
-    algorithms: tuple[str, ...] = ()
-    algorithm: str | None = None
     answers = True
 
     def __init__(self, store: Any, rank: int, world: int, *, address: str, members: Members) -> None:
@@ -168,9 +166,6 @@ class ElasticChannel:
 
     def agree(self, *, failed: bool) -> None:
         self._make(OFF if failed else b"barrier", lambda peer: None, lambda came: None)
-
-    def begin_again(self) -> None:
-        pass
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         if flat.numel() * flat.itemsize <= SMALL:
@@ -211,17 +206,6 @@ class ElasticChannel:
 
         sizes = ",".join(str(piece.numel()) for piece in into)
         self._make(_call(what, own, sizes), lambda peer: mine, take)
-
-    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
-        return None
-
-    def start(
-        self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
-    ) -> Any:
-        return flat  # summed in `finish`, which all workers call at the same point
-
-    def progress(self) -> None:
-        pass
 
     def finish(self, begun: Any) -> None:
         self.all_reduce(begun, "gradients")
