@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm import plain
+from paceline.comm.network import post
 
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary())
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
@@ -20,7 +20,7 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st
 
 @given(value=VALUES)
 def test_a_value_comes_back_with_its_types(value: Any) -> None:
-    back = plain.decode(plain.encode(value))
+    back = post.decode(post.encode(value))
     assert back == value
     assert repr(back) == repr(value), "True is not 1, and 1 is not 1.0"
 
@@ -37,7 +37,7 @@ def test_a_value_comes_back_with_its_types(value: Any) -> None:
     ],
 )
 def test_a_tensor_comes_back(tensor: torch.Tensor) -> None:
-    (back,) = plain.decode(plain.encode([tensor]))
+    (back,) = post.decode(post.encode([tensor]))
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(back, tensor)
     back.copy_(tensor)  # its own memory, to be written to
@@ -45,7 +45,7 @@ def test_a_tensor_comes_back(tensor: torch.Tensor) -> None:
 
 def test_what_is_not_plain_is_refused() -> None:
     with pytest.raises(TypeError, match="plain"):
-        plain.encode([object()])
+        post.encode([object()])
 
 
 class Hostile:
@@ -59,7 +59,7 @@ def test_a_pickle_is_not_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     for protocol in range(6):
         try:
-            plain.decode(pickle.dumps(Hostile(), protocol))
+            post.decode(pickle.dumps(Hostile(), protocol))
         except msgspec.DecodeError:
             pass
     assert os.listdir(tmp_path) == []
@@ -68,6 +68,6 @@ def test_a_pickle_is_not_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) ->
 @given(raw=st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     try:
-        plain.decode(raw)
+        post.decode(raw)
     except (msgspec.DecodeError, ValueError, RuntimeError):
         pass

@@ -14,8 +14,8 @@ from staged import lone_group, staged
 from torch.utils.data import DataLoader, IterableDataset
 
 import paceline.data as pd
-from paceline.data.distributed import batch_sharing
-from paceline.data.distributed.batch_sharing import can_join, is_worth_it
+from paceline.data import batch_sharing
+from paceline.data.batch_sharing import can_join, is_worth_it
 from paceline.errors import DataError, UsageError
 from paceline.script.seams import api
 

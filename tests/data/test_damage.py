@@ -16,7 +16,7 @@ from bombs import deflated, record_head, tar_head
 
 import paceline.data as pd
 from paceline.data.formats import tfrecord
-from paceline.data.stages.cache_stores import read_pass, write_pass
+from paceline.data.stages.cache import read_pass, write_pass
 from paceline.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)

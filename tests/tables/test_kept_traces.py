@@ -14,10 +14,9 @@ from polars.testing import assert_frame_equal
 from paceline.record import Run, WorkerInfo
 from paceline.record.schema import ClockOffset
 from paceline.tables.records import aligned
-from paceline.tables.trace import column_file, kept
-from paceline.tables.trace.column_file import ENDING
+from paceline.tables.trace import kept
 from paceline.tables.trace.columns import MOST_EVENTS, read_trace
-from paceline.tables.trace.kept import keep, read_kept
+from paceline.tables.trace.kept import ENDING, keep, read_kept
 from paceline.tables.trace.parallel import read_together
 
 
@@ -81,10 +80,10 @@ def test_small_traces_and_folders_that_cannot_be_written_have_none(path, monkeyp
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(column_file.os, "open", refuse)
+        patch.setattr(kept.os, "open", refuse)
         assert not keep(trace)
     with monkeypatch.context() as patch:
-        patch.setattr(column_file.os, "geteuid", lambda: os.stat(path).st_uid + 1)
+        patch.setattr(kept.os, "geteuid", lambda: os.stat(path).st_uid + 1)
         assert not keep(trace), "the folder belongs to another account"
     assert not copy_of(path).exists()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import polars as pl
 from cuda_trace import COMMUNICATION, COMPUTE, Machine
 
-from paceline.tables.critical_path import Part, critical_path
-from paceline.tables.links import collectives, launch_pairs
+from paceline.tables.critical_path import Part, collectives, critical_path, launch_pairs
 from paceline.tables.timeline import REASONS, stream_gaps
 from paceline.tables.trace.columns import read_trace
 from paceline.tables.trace.steps import windows

@@ -12,11 +12,11 @@ from nsight_export import write_nsight
 
 from paceline.__main__ import main
 from paceline.errors import TraceError
+from paceline.tables.critical_path import collectives, launch_pairs
 from paceline.tables.kernels import kernels
-from paceline.tables.links import collectives, launch_pairs
 from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import read_trace
-from paceline.tables.trace.files import prove_trace, read_traces
+from paceline.tables.trace.parallel import prove_trace, read_traces
 from paceline.tables.trace.time_limit import within
 
 

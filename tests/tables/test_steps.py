@@ -9,11 +9,11 @@ import pytest
 
 from paceline.record.samples import GpuSample, Sample, WorkerSample
 from paceline.record.schema import Step
-from paceline.tables.comparing.why_slower import difference
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.iterations import iterations, warm_up
 from paceline.tables.records import Tables, steps_frame
 from paceline.tables.stragglers import lags, stragglers
+from paceline.tables.why_slower import difference
 
 USUAL = {"data": 0.01, "forward": 0.03, "backward": 0.05, "communication": 0.01, "optimizer": 0.005, "other": 0.001}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.tables.comparing.why_slower import compare
 from paceline.tables.delays import Delay
 from paceline.tables.figures import Figures
+from paceline.tables.why_slower import compare
 
 
 def made(

@@ -17,7 +17,7 @@ from paceline.reports.report import Report, Sentence, Words
 from paceline.reports.terminal import show
 from paceline.reports.verdicts import VERBS
 from paceline.reports.wording import NOTHING, say
-from paceline.view.pages.series.results import report_of
+from paceline.view.pages.series import report_of
 from paceline.view.records.contents import SERIES
 from paceline.view.records.library import Library
 from paceline.view.records.record import Opened

@@ -16,7 +16,7 @@ from paceline.record.servers import ServerReport, write_report
 from paceline.trials.core.summary import summarize
 from paceline.view.pages import servers
 from paceline.view.records.library import Library
-from paceline.view.records.measures import measure
+from paceline.view.records.record import measure
 from paceline.view.server.render import data_block
 from paceline.view.server.site import pages_of
 from paceline.view.ui.grid import Column, Grid

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.checkpoint import dtypes
+from paceline.checkpoint import safetensors_file
 from paceline.errors import CheckpointError
 from paceline.torch_private import is_dtensor
 
@@ -68,7 +68,7 @@ class Encoder:
         if type(value) in (bytes, bytearray):
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, torch.dtype):
-            return {"$dtype": dtypes.name_of(value)}
+            return {"$dtype": safetensors_file.name_of(value)}
         if isinstance(value, torch.device):
             return {"$device": str(value)}
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
@@ -81,7 +81,7 @@ class Encoder:
         )
 
     def _name(self, tensor: torch.Tensor, place: str) -> str:
-        if why := dtypes.refusal(tensor):
+        if why := safetensors_file.refusal(tensor):
             raise CheckpointError(f"{place} {why}.", advice="Store a dense tensor with numbers.")
         key = _identity(tensor)
         if key is not None and key in self._names:
@@ -143,7 +143,7 @@ _VALUES: dict[str, Callable[[Any], Any]] = {
     "$size": torch.Size,
     "$complex": lambda held: complex(float(held[0]), float(held[1])),
     "$bytes": base64.b64decode,
-    "$dtype": dtypes.dtype_of,
+    "$dtype": safetensors_file.dtype_of,
     "$device": torch.device,
     "$numpy": _numpy,
 }

@@ -20,7 +20,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from paceline.comm import plain
 from paceline.comm.channels import Channel, GlooChannel, GpuChannel, MemoryChannel, Pending, over_nccl
 from paceline.comm.elastic_channel import ElasticChannel
 from paceline.comm.ending import CalledOff, Ending, Regrouping, from_backend, says_lost
@@ -31,6 +30,7 @@ from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.shm_rendezvous import Meeting
+from paceline.comm.network import post
 from paceline.comm.network.gloo import LOOPBACK, gloo_group
 from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse
@@ -217,7 +217,7 @@ class Group:
     def gather_objects(self, value: Any, what: str) -> list[Any]:
         """A plain value of each worker, in rank order. `what` labels the exchange: workers at exchanges with different
         labels raise `PartedError`. See `plain`."""
-        return [value] if self.world == 1 else plain.gather(self, value, what)
+        return [value] if self.world == 1 else post.gather(self, value, what)
 
     def along(self, name: str, members: Sequence[int]) -> Group:
         """The group of these workers, this worker among them, with their order as ranks. Workers of other groups of the
@@ -407,5 +407,5 @@ class Group:
             return PeerLostError(f"Worker {self.rank} lost a peer while waiting for {what}: {text.splitlines()[0]}")
         return PartedError(
             f"The workers entered different collectives; worker {self.rank} was at: {what} ({text.splitlines()[0]}).",
-            advice=plain.BRANCH,
+            advice=post.BRANCH,
         )

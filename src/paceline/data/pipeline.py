@@ -12,30 +12,32 @@ Every stage returns a new pipeline and leaves the old one unchanged. Each `for` 
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from paceline.data.batch_sharing import Parting, is_the_scripts_own
 from paceline.data.device import Lookahead
-from paceline.data.distributed.batch_sharing import Parting, is_the_scripts_own
 from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.execution.engines import Runtime
+from paceline.data.execution.parallel_map import Rows
 from paceline.data.execution.thread_pool import wait_for_all
 from paceline.data.formats.registry import read_any, reader_of
-from paceline.data.iteration import Loop, Run
 from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.planner import PipelinePlan, Planner
 from paceline.data.planning import stages as s
-from paceline.data.planning.nodes import Context, Mark
+from paceline.data.planning.nodes import Context, Cursor, Mark
 from paceline.data.planning.stages import Last
-from paceline.data.report import Report, report_of
+from paceline.data.report import Report, keeper, report_of
 from paceline.data.size_limits import LINE
 from paceline.data.sources.memory import Source
 from paceline.data.stages.augment import Augment, Operation
 from paceline.data.stages.combine import Mixed, Zipped
 from paceline.errors import UsageError
+from paceline.script.seams.api import current
 
 VERSION = 1  # of the dictionary that `state` returns
 GRACE = 5.0  # seconds that threads have to end when the process ends
@@ -278,7 +280,6 @@ class Pipeline:
         """The next loop continues from `state`, with the samples that were not delivered yet. To resume on another
         number of workers, pass the states of all workers (one state is enough for indexed samples). Every worker
         calls `restore`."""
-        from paceline.data.distributed.resume import begin
 
         self._stop()
         self._end = None
@@ -358,3 +359,155 @@ def _end() -> None:
     for pipeline in list(_begun):
         pipeline._let_go()
     wait_for_all(GRACE)
+
+
+# -- one loop over a pipeline -----------------------------------------------------------------------------------------
+
+
+class Loop:
+    """What the script holds: the run, and the pipeline, whose finalizer ends the threads and processes that the run
+    uses. The pipeline holds the run: if the run held the pipeline, both would live until the garbage collector came."""
+
+    def __init__(self, pipeline: object, run: Run) -> None:
+        self._pipeline, self._run = pipeline, run
+
+    def __iter__(self) -> Loop:
+        return self
+
+    def __next__(self) -> Any:
+        return self._run.next()
+
+
+class Run:
+    """One loop over a pipeline."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        cursor: Cursor,
+        epoch: int,
+        title: str,
+        hand_out: Callable[[Callable[[], Any]], Any] | None,
+    ) -> None:
+        self.cursor, self.epoch, self.ended = cursor, epoch, False
+        self._hand_out = hand_out  # builds the batch that the script sees if workers share batches; otherwise None
+        self._clock, self._losses = runtime.clock, runtime.losses
+        self._final: dict[str, Any] | None = None
+        self._runtime, self._keeper = runtime, keeper()
+        if self._keeper is not None:
+            self._keeper.begins(runtime, title)
+
+    def next(self) -> Any:
+        """Under `paceline run` this is the on_batch seam, and its time counts as data time."""
+        stage = current()
+        if stage is None or threading.current_thread() is not threading.main_thread():
+            return self._whole(self._next())
+        stage.watch.enter("data")
+        try:
+            batch = self._next() if self._hand_out is None else self._hand_out(self._next)
+        finally:
+            stage.watch.leave()
+        stage.emit("on_batch", batch)
+        return batch
+
+    def _whole(self, batch: Any) -> Any:
+        """Outside the main thread a worker's rows cannot be combined with the rows of other workers."""
+        if isinstance(batch, Rows):
+            raise UsageError(
+                "A loop over a pipeline began in the script's main thread and continues in another thread.",
+                advice="Call iter(pipeline) in the thread that takes the batches.",
+            )
+        return batch
+
+    def _next(self) -> Any:
+        if not self.ended:
+            self._clock.asked()
+            got = self.cursor.take(1)
+            if len(got):
+                self._clock.answered()
+                return got[0]
+            self._clock.ended()
+            self.ended = True
+            self._final = self.stands()
+            self.cursor.close()
+            self._losses.say()
+            self.tell()
+        raise StopIteration
+
+    def tell(self) -> None:
+        """Writes the pipeline's report so far to the record of the run, if there is one."""
+        if self._keeper is not None:
+            self._keeper.ended(self._runtime)
+
+    def stands(self) -> dict[str, Any]:
+        return self._final or {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
+
+    def __del__(self) -> None:
+        self.cursor.close(wait=False)
+
+
+# -- resuming, on any number of workers -------------------------------------------------------------------------------
+
+
+def begin(
+    plan: PipelinePlan, signature: str, context: Context, states: Sequence[dict[str, Any]]
+) -> tuple[int, Mark | None]:
+    """The epoch and the mark at which this worker begins."""
+    for state in states:
+        _check(state, signature)
+    first = states[0]
+    world = int(first["world"])
+    by_rank = {int(state["rank"]): state for state in states}
+    same = world == context.world and (len(states) == 1 or len(by_rank) == world)
+    own = by_rank.get(context.rank) if same else None
+    if own is None and len(states) == 1 and world == context.world and plan.even:
+        own = first  # all workers have equal marks
+    if own is not None:
+        # A worker whose part has ended waits for the others, if their states show that they are in the same epoch.
+        over = all(state["ended"] or state["epoch"] > own["epoch"] for state in states)
+        return (own["epoch"] + 1, None) if own["ended"] and over else (own["epoch"], own["mark"])
+    return _settle(plan, context, by_rank, world)
+
+
+def _settle(
+    plan: PipelinePlan, context: Context, by_rank: dict[int, dict[str, Any]], world: int
+) -> tuple[int, Mark | None]:
+    if len(by_rank) < world:
+        if len(by_rank) > 1 or not plan.even:
+            raise UsageError(
+                f"restore() got {len(by_rank)} of the states of {world} workers, but worker {context.rank} of "
+                f"{context.world} needs all: the workers' positions differ.",
+                advice="Pass the states of all ranks: pipeline.restore([state0, state1, …])",
+            )
+        # All workers have equal marks: one state is enough.
+        shared = next(iter(by_rank.values()))
+        by_rank = dict.fromkeys(range(world), shared)
+    states = [by_rank[rank] for rank in range(world)]
+    going = [state for state in states if not state["ended"]]
+    if not going:
+        return max(state["epoch"] for state in states) + 1, None
+    epoch = min(state["epoch"] for state in going)
+    later = [state for state in going if state["epoch"] > epoch and state["mark"] is not None]
+    if later:
+        raise UsageError(
+            f"restore() got states of different epochs: {epoch} and {later[0]['epoch']}.",
+            advice="Take the states of all workers after the same number of batches.",
+        )
+    ends = [state["ended"] or state["epoch"] > epoch for state in states]
+    if all(state["mark"] is None for state in going):
+        return epoch, None
+    marks = [{"end": True} if ended else state["mark"] for state, ended in zip(states, ends, strict=True)]
+    return epoch, plan.settle(marks)(context)
+
+
+def _check(state: dict[str, Any], signature: str) -> None:
+    if state.get("paceline") != VERSION:
+        raise UsageError(
+            "restore() got a value that is not a pipeline's state, or a state of another version.",
+            advice="Pass the result of pipeline.state().",
+        )
+    if state["stages"] != signature:
+        raise UsageError(
+            f"restore() got the state of another pipeline: {state['stages']}; this pipeline is {signature}.",
+            advice="Use the same source, order and filters; batch sizes and parallelism may differ.",
+        )

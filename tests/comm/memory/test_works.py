@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor
 from worlds import World, Worlds
 
-from paceline.comm.torch_backend.works import MessageQueues, Queue, Work
+from paceline.comm.torch_backend.backend import MessageQueues, Queue, Work
 
 
 def many(world: World, numel: int) -> bool:

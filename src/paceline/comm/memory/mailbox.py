@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from paceline.comm.call_site import script_line
-from paceline.comm.memory import signals
+from paceline.comm.memory import shm_rendezvous
 from paceline.comm.memory.shm_rendezvous import LINE, Meeting
 from paceline.errors import PartedError, PeerLostError
 
@@ -52,10 +52,10 @@ class Mailbox:
         self._place, self._timeout = _Place(), options.get("timeout")
         for peer in range(world):
             full, free = self._signals(peer, rank)
-            signals.make(full)
-            signals.make(free)
+            shm_rendezvous.make(full)
+            shm_rendezvous.make(free)
             for _ in range(2):
-                signals.post(free)
+                shm_rendezvous.post(free)
         self._meeting.meet()
 
     def at(self, site: Callable[[], str]) -> None:
@@ -73,7 +73,7 @@ class Mailbox:
             self._memory[head : head + HEAD.size] = HEAD.pack(tag, data.numel())
             self._meeting.space[buffer : buffer + piece.numel()].copy_(piece)
             self._sent[to] += 1
-            signals.post(full)
+            shm_rendezvous.post(full)
 
     def receive(self, data: torch.Tensor, source: int, tag: int) -> None:
         """Receives bytes into `data`. Waits for a message with this tag."""
@@ -114,7 +114,7 @@ class Mailbox:
             time.sleep(NAP)
 
     def _has_come(self, source: int) -> bool:
-        return source != self.rank and bool(signals.count(self._signals(source, self.rank)[0]))
+        return source != self.rank and bool(shm_rendezvous.count(self._signals(source, self.rank)[0]))
 
     def _from_aside(self, source: int, tag: int) -> torch.Tensor | None:
         for index, (kept, message) in enumerate(self._aside[source]):
@@ -155,7 +155,7 @@ class Mailbox:
             piece = data[at : at + BUFFER]
             piece.copy_(self._meeting.space[buffer : buffer + piece.numel()])
             self._read[source] += 1
-            signals.post(free)
+            shm_rendezvous.post(free)
 
     def _open(self, message: torch.Tensor, data: torch.Tensor, source: int) -> None:
         if message.numel() != data.numel():
@@ -170,13 +170,13 @@ class Mailbox:
         since = time.monotonic()
 
         def check() -> None:
-            if peer in self._meeting.gone() and not signals.count(address):
+            if peer in self._meeting.gone() and not shm_rendezvous.count(address):
                 raise PeerLostError(
                     f"Worker {self._meeting.names[peer]} has ended during a {doing} at {self._place.site()}."
                 )
             self._check_timeout(since, f"worker {self._meeting.names[peer]} in a {doing}")
 
-        signals.take(address, self._meeting.spin, check)
+        shm_rendezvous.take(address, self._meeting.spin, check)
 
     def _check_timeout(self, since: float, what: str) -> None:
         if self._timeout is not None and time.monotonic() - since > self._timeout:

@@ -6,6 +6,8 @@ whether the peer made the same call. A mismatch raises on all workers, naming th
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import struct
 import time
@@ -17,7 +19,6 @@ import torch
 
 from paceline.comm.call_site import script_line
 from paceline.comm.ending import CalledOff, Regrouping
-from paceline.comm.memory import signals
 from paceline.comm.memory.handover import forget, hand_over
 from paceline.comm.memory.region import Peers, Region
 from paceline.errors import PacelineError, PartedError, PeerLostError
@@ -77,7 +78,7 @@ class Meeting:
             self._region = Region(size)
             for peer in range(self.world):
                 for other in range(self.world):
-                    signals.make(self._region.address + block * peer + LINE * other)
+                    make(self._region.address + block * peer + LINE * other)
             handed = hand_over(store, 0, self.world, self._region.fd, timeout=self._timeout)
         else:
             handed = hand_over(store, self.rank, self.world, None, timeout=self._timeout)
@@ -133,20 +134,20 @@ class Meeting:
         if self._elastic:  # a worker may be killed after it has told some of its peers
             COUNT.pack_into(self._region.memory, self._counts[self.rank], self._signals)
         for address in self._posts:
-            signals.post(address)
+            post(address)
 
     def wait(self, peer: int) -> None:
         """Waits for a signal from `peer`. The first wait of a call also compares the calls."""
         address = self._waits[peer]
-        if not signals.is_posted(address):
+        if not is_posted(address):
             self._since, self._awaited = time.monotonic(), peer
             if self._elastic:
                 try:
-                    signals.take(address, self.spin, self._check_awaited, ELASTIC_LOOK)
+                    take(address, self.spin, self._check_awaited, ELASTIC_LOOK)
                 except _Done:
                     pass
             else:
-                signals.take(address, self.spin, self._check_peers)
+                take(address, self.spin, self._check_peers)
         self._taken[peer] += 1
         if self._unchecked[peer]:
             self._unchecked[peer] = False
@@ -159,7 +160,7 @@ class Meeting:
         until, remaining = time.monotonic() + HEAR_OUT, [p for p in range(self.world) if p != self.rank]
         while not self._is_off(peer):
             remaining = [p for p in remaining if self._unchecked[p]]
-            if not remaining or not signals.sleep(self._waits[remaining[0]], max(0.0, until - time.monotonic())):
+            if not remaining or not sleep(self._waits[remaining[0]], max(0.0, until - time.monotonic())):
                 self._report_divergence()
             peer = remaining[0]
             self._taken[peer] += 1
@@ -189,14 +190,14 @@ class Meeting:
         """In an elastic run: raises if the peer that is waited for is gone. Who waits for another one waits on: that
         one gives the same signals as this worker, up to the first that the lost worker did not give."""
         peer = self._awaited
-        if peer in self._peers.gone() and not signals.count(self._waits[peer]):
+        if peer in self._peers.gone() and not count(self._waits[peer]):
             (given,) = COUNT.unpack_from(self._region.memory, self._counts[peer])
             raise _Done if given > self._taken[peer] else Regrouping
 
     def _check_peers(self) -> None:
         """Raises if waiting is pointless: a peer has ended without its signal, or the timeout has passed."""
         for peer in self._peers.gone():
-            if self._taken[peer] < self._signals and not signals.count(self._waits[peer]):
+            if self._taken[peer] < self._signals and not count(self._waits[peer]):
                 self._broken = PeerLostError(
                     f"Worker {self.names[peer]} has ended while worker {self.names[self.rank]} waits for it in "
                     f"{self.said} at {self.site()}."
@@ -211,7 +212,7 @@ class Meeting:
 
     def is_here(self, peer: int) -> bool:
         """Takes a signal from `peer` if there is one; does not wait."""
-        if not signals.is_posted(self._waits[peer]):
+        if not is_posted(self._waits[peer]):
             return False
         self._taken[peer] += 1
         return True
@@ -239,7 +240,7 @@ class Meeting:
                 continue
             heard = True
             while heard and self._taken[peer] < self._signals:
-                heard = signals.sleep(self._waits[peer], max(0.0, until - time.monotonic()))
+                heard = sleep(self._waits[peer], max(0.0, until - time.monotonic()))
                 self._taken[peer] += heard
             at = self._texts[peer]
             words = bytes(self._region.memory[at : at + TEXT]).split(b"\0")[0].decode(errors="replace")
@@ -251,3 +252,68 @@ class Meeting:
             "all workers must make the same collectives in the same order, with the same size and dtype.",
         )
         raise self._broken
+
+
+# -- signals between processes ----------------------------------------------------------------------------------------
+# A semaphore orders memory accesses (data written before `post` is visible after `take`); a flag that Python polls does
+# not do so on every processor. A wait for a semaphore sleeps in the kernel. Calls that cannot block keep the GIL,
+# because releasing it would cost more than the call.
+
+
+SIZE = 64  # bytes: one cache line per semaphore avoids false sharing
+CLOCK_MONOTONIC = 1
+LOOK_UP = 0.25  # seconds of sleep between two checks that the peer still lives
+
+_quick, _slow = ctypes.PyDLL(None), ctypes.CDLL(None, use_errno=True)
+_init, _post, _try, _value = _quick.sem_init, _quick.sem_post, _quick.sem_trywait, _quick.sem_getvalue
+_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
+_post.argtypes = _try.argtypes = (ctypes.c_void_p,)
+_value.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_sleep = _slow.sem_clockwait
+_sleep.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Time))
+
+
+def make(address: int) -> None:
+    """Creates a semaphore with value 0 at this address of shared memory. One process calls it, before any use."""
+    _init(address, 1, 0)
+
+
+post: Callable[[int], int] = _post
+
+
+def take(address: int, spin: int, look: Callable[[], None], every: float = LOOK_UP) -> None:
+    """Waits for a post and takes it: polls `spin` times, then sleeps. Calls `look` `every` so many seconds; `look`
+    raises if waiting has become pointless."""
+    for _ in range(spin):
+        if not _try(address):
+            return
+    while not sleep(address, every):
+        look()
+
+
+def sleep(address: int, seconds: float) -> bool:
+    """Waits at most `seconds` for a post and takes it; returns whether there was a post."""
+    wake = time.monotonic() + seconds
+    until = _Time(int(wake), int(wake % 1.0 * 1e9))
+    while _sleep(address, CLOCK_MONOTONIC, until):
+        if ctypes.get_errno() == errno.ETIMEDOUT:
+            return False
+    return True
+
+
+def is_posted(address: int) -> bool:
+    """Takes a post if there is one; returns whether there was a post."""
+    return not _try(address)
+
+
+def count(address: int) -> int:
+    """The number of posts that have not been taken."""
+    found = ctypes.c_int()
+    _value(address, ctypes.addressof(found))
+    return found.value

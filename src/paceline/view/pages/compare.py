@@ -9,12 +9,11 @@ from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.about.origin import Origin
 from paceline.record.phases import EVALUATION, OTHER, PHASES
 from paceline.reports.report import Column, Row, Sentence, Words
-from paceline.tables.comparing.why_slower import compare, difference_of_ops
 from paceline.tables.figures import Figures
 from paceline.tables.trace.time_limit import within
+from paceline.tables.why_slower import compare, difference_of_ops
 from paceline.view.records.headline import headline
-from paceline.view.records.measures import measure
-from paceline.view.records.record import Opened
+from paceline.view.records.record import Opened, measure
 from paceline.view.ui.blocks import Block, Curves, Page
 from paceline.view.ui.curves import OVER, Compared, lettered, overlaid, overlaid_results
 from paceline.view.ui.grid import Grid

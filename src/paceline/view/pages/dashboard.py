@@ -21,11 +21,10 @@ from paceline.reports.report import Figure, Sentence
 from paceline.reports.wording import say
 from paceline.tables.figures import Figures, columns_in
 from paceline.units import rate, seconds, size
-from paceline.view.pages.series import results
+from paceline.view.pages import series
 from paceline.view.records.contents import is_series, shows, uses_devices
-from paceline.view.records.measures import measure
 from paceline.view.records.reading import FROM_ELSEWHERE
-from paceline.view.records.record import Opened
+from paceline.view.records.record import Opened, measure
 from paceline.view.ui.blocks import Block, Curves, FindingBlock, Findings, Page, SplitBlock, Tiles, VerdictBlock
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.curves import OVER, lettered, overlaid
@@ -38,7 +37,7 @@ from paceline.view.ui.what_was_run import command, facts, outcome_notes
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if is_series(record):
-        return results.build(record)
+        return series.build(record)
     if record.run.verb == FROM_ELSEWHERE:
         return _from_elsewhere(record)
     measures = measure(record)

@@ -13,8 +13,7 @@ from paceline.reports.wording import say
 from paceline.tables.iterations import iterations
 from paceline.units import count, percent
 from paceline.view.records.contents import has_traces
-from paceline.view.records.measures import measure
-from paceline.view.records.record import Opened
+from paceline.view.records.record import Opened, measure
 from paceline.view.ui.blocks import Block, Page, Tiles
 from paceline.view.ui.grid import Grid
 from paceline.view.ui.run_parts import STEP_TIME, step_times

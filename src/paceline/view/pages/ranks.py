@@ -14,8 +14,7 @@ from paceline.reports.report import Column, Sentence
 from paceline.tables.iterations import counted, measured
 from paceline.tables.stragglers import lags, stragglers
 from paceline.units import seconds
-from paceline.view.records.measures import measure
-from paceline.view.records.record import Opened
+from paceline.view.records.record import Opened, measure
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Grid
 

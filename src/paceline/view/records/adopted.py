@@ -15,7 +15,7 @@ from paceline import __version__
 from paceline.errors import UsageError
 from paceline.record import Outcome, Run, write_run
 from paceline.tables.trace.columns import rank_in
-from paceline.tables.trace.files import prove_trace
+from paceline.tables.trace.parallel import prove_trace
 from paceline.view.records.reading import FROM_ELSEWHERE
 
 

@@ -20,10 +20,11 @@ from paceline.record.about.origin import Origin, read_origin
 from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
 from paceline.record.samples import LARGEST as MOST_SAMPLES
+from paceline.tables.figures import Figures, columns_in, figures, kept_figures
 from paceline.tables.records import STEPS, Tables, aligned, trace_files
 from paceline.tables.trace.columns import Trace, arrange, rank_in
-from paceline.tables.trace.files import read_traces
 from paceline.tables.trace.kept import keep, read_kept
+from paceline.tables.trace.parallel import read_traces
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.limits import ViewLimits
@@ -219,3 +220,11 @@ def read_steps(folder: Folder, ranks: Sequence[int], *, most: int = MOST) -> Ste
         columns |= {name: [getattr(step, name) for step in steps] for name in Step.__struct_fields__}
         frames.append(pl.DataFrame(columns, schema=STEPS))
     return Steps(pl.concat(frames).sort("rank", "step") if frames else pl.DataFrame(schema=STEPS), partly)
+
+
+# -- the figures of a run ---------------------------------------------------------------------------------------------
+
+
+def measure(record: Opened) -> Figures:
+    """See `tables.figures`: the only place that computes step time, samples/s and the slowest worker."""
+    return kept_figures(record.folder) or figures(columns_in(record.steps.frame))

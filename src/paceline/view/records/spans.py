@@ -19,9 +19,9 @@ from paceline.record.inside import File, Folder
 from paceline.record.phases import PHASES
 from paceline.record.timeline import on_one_clock, read_spans
 from paceline.tables.timeline import CAUSE, GAPS
-from paceline.tables.trace import column_file
-from paceline.tables.trace.column_file import DAMAGED, ColumnFile
+from paceline.tables.trace import kept
 from paceline.tables.trace.columns import LATEST, Trace, rank_in
+from paceline.tables.trace.kept import DAMAGED, ColumnFile
 from paceline.tables.trace.steps import windows
 from paceline.view.records.layout import KINDS, Drawing, StepMark, StepSpans, Track
 from paceline.view.records.reading import FROM_ELSEWHERE
@@ -170,10 +170,10 @@ def keep_drawing(record: Opened, spans: StepSpans, known: Sequence[int], most: i
     )
     columns = {name: getattr(spans, name) for name in (*_SPANS, *_LINKS)}
     columns |= {f"gap.{name}": spans.gaps[name].to_physical().to_numpy() for name in GAPS}
-    return column_file.write(record.folder, _NAME, head, columns, of=record.trace_paths)
+    return kept.write(record.folder, _NAME, head, columns, of=record.trace_paths)
 
 
-_NAME = "timeline" + column_file.ENDING
+_NAME = "timeline" + kept.ENDING
 
 
 def kept_steps(record: Opened) -> list[int] | None:
@@ -198,7 +198,7 @@ def _read_kept(record: Opened) -> ColumnFile[_Drawn] | None:
     if not record.trace_paths:
         return None
     file = record.folder.file(_NAME)
-    return record.once("Reading the kept time line", lambda: column_file.read(file, _Drawn, of=record.trace_paths))
+    return record.once("Reading the kept time line", lambda: kept.read(file, _Drawn, of=record.trace_paths))
 
 
 def _decoded(found: ColumnFile[_Drawn]) -> StepSpans:

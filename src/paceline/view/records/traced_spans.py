@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from paceline.tables.critical_path import Part
-from paceline.tables.links import collectives, launch_pairs
+from paceline.tables.critical_path import Part, collectives, launch_pairs
 from paceline.tables.timeline import REASONS, stream_gaps
 from paceline.tables.trace.columns import KIND, ON_DEVICE, Trace
 from paceline.tables.trace.kinds import STEP, of_communication, says

@@ -1,1 +1,0 @@
-"""Pipelines on several workers: sharding, shared batches, resuming."""
