@@ -76,7 +76,7 @@ def test_a_print_does_not_raise_because_its_log_is_on_a_full_disk(tmp_path: Path
 
 def test_a_sharpness_that_cannot_be_kept_is_told_too(tmp_path: Path) -> None:
     told: list[RecordError] = []
-    full_file(tmp_path, "sharpness.json")
+    full_file(tmp_path, ".sharpness.json.new")  # what is moved into its place
     with stopping.listening(told.append):
         write_sharpness(tmp_path, RunSharpness())
     assert len(told) == 1

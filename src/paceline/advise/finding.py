@@ -10,8 +10,7 @@ import msgspec
 from paceline import units
 from paceline.errors import RecordError
 from paceline.record.inside import Folder
-from paceline.record.private import write_file
-from paceline.record.stopping import stop
+from paceline.record.writer import write_document
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -60,11 +59,7 @@ def findings_path(folder: Path) -> Path:
 
 def write_findings(folder: Path, found: list[Finding]) -> None:
     """If the folder cannot be written, see `record.stopping`."""
-    path = findings_path(folder)
-    try:
-        write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-    except OSError as error:
-        stop(path, error)
+    write_document(findings_path(folder), found)
 
 
 def read_findings(folder: Path | Folder) -> list[Finding]:

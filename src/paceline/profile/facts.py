@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -19,8 +18,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset, default_col
 from paceline.comm.call_site import script_line
 from paceline.comm.group import count_gpus
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts, SaveFacts, facts_path
-from paceline.record.private import write_file
-from paceline.record.stopping import stop
+from paceline.record.writer import write_document
 from paceline.script.recorder import Recorder
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import is_compiled, parameters_in
@@ -89,10 +87,7 @@ class Gathering:
         facts.cudnn_benchmark = bool(torch.backends.cudnn.benchmark)
         facts.deterministic = bool(torch.backends.cudnn.deterministic)
         facts.seconds = self._last - self._first if self._first is not None else 0.0
-        try:
-            write_file(self._path, msgspec.json.encode(facts) + b"\n")
-        except OSError as error:
-            stop(self._path, error)
+        write_document(self._path, facts)
 
     def _time_saves(self) -> None:
         plain, facts = torch.save, self.facts

@@ -29,10 +29,13 @@ from os import (  # bound here, before a script's file functions are redirected
 from os import open as open_file
 from os import stat as stat_at
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
+
+import msgspec
 
 from paceline.errors import NotRegularError, RecordError
 
+T = TypeVar("T")
 _FOLDER = O_RDONLY | O_DIRECTORY | O_CLOEXEC
 _FILE = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC  # O_NONBLOCK: opening a FIFO does not block
 _KINDS = {
@@ -170,6 +173,16 @@ class File:
                 )
             # The file may grow meanwhile: `most` bounds the read.
             return file.read() if most is None else file.read(most)
+
+    def lines(self, kind: type[T], most: int | None = None) -> list[T]:
+        """The lines of JSON, up to one that is torn. Raises like `read`."""
+        decoder, found = msgspec.json.Decoder(kind), []
+        for line in self.read(most).splitlines():
+            try:
+                found.append(decoder.decode(line))
+            except (msgspec.DecodeError, RecursionError):
+                break
+        return found
 
     def read_end(self, most: int) -> tuple[bytes, bool]:
         """The last `most` bytes, and whether the file has more. Raises like `open`."""

@@ -21,12 +21,6 @@ class Noise(msgspec.Struct, kw_only=True):
 
 def read_noise(folder: Path | Folder) -> list[Noise]:
     """The measurements of all workers, in order of steps. A torn last line is left out."""
-    found = []
     here = Folder.of(folder)
-    for name in here.names("noise.rank*.jsonl"):
-        for line in here.file(name).read().splitlines():
-            try:
-                found.append(msgspec.json.decode(line, type=Noise))
-            except msgspec.DecodeError:
-                break
+    found = [noise for name in here.names("noise.rank*.jsonl") for noise in here.file(name).lines(Noise)]
     return sorted(found, key=lambda noise: noise.step)

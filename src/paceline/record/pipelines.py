@@ -64,16 +64,10 @@ def pipelines_path(folder: Path, rank: int) -> Path:
 def read_pipelines(folder: Path | Folder, rank: int) -> list[Reported]:
     """The last line of each pipeline; none if there is no pipeline. Reading stops at a torn line, without an error."""
     try:
-        lines = Folder.of(folder).file(f"pipelines.rank{rank}.jsonl").read(LARGEST).splitlines()
+        reported = Folder.of(folder).file(f"pipelines.rank{rank}.jsonl").lines(Reported, LARGEST)
     except (OSError, RecordError):
         return []
-    last: dict[int, Reported] = {}
-    for line in lines:
-        try:
-            told = msgspec.json.decode(line, type=Reported)
-        except (msgspec.DecodeError, RecursionError):
-            break
-        last[told.pipeline] = told
+    last = {told.pipeline: told for told in reported}
     return [last[number] for number in sorted(last)]
 
 

@@ -60,14 +60,6 @@ def read_samples(folder: Path | Folder) -> list[Sample]:
     """The samples of a record. A torn last line is left out. Returns none if the file is missing, not a regular file,
     or larger than `LARGEST`."""
     try:
-        lines = Folder.of(folder).file(FILE).read(LARGEST).splitlines()
+        return Folder.of(folder).file(FILE).lines(Sample, LARGEST)
     except (OSError, RecordError):
         return []
-    decoder = msgspec.json.Decoder(Sample)
-    found = []
-    for line in lines:
-        try:
-            found.append(decoder.decode(line))
-        except (msgspec.DecodeError, RecursionError):
-            break
-    return found

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 import msgspec
 
 from paceline.errors import RecordError
 from paceline.record.inside import Folder
-from paceline.record.private import write_file
-from paceline.record.stopping import stop
+from paceline.record.writer import write_document
 
 LARGEST = 16 << 20  # bytes
 
@@ -32,16 +29,8 @@ class ServerReport(msgspec.Struct, kw_only=True):
 
 
 def write_report(folder: Path, report: ServerReport) -> None:
-    """Replaces one server's report atomically."""
-    path = folder / f"server.{report.server}.json"
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        write_file(fresh, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-        os.replace(fresh, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        stop(path, error)
+    """Replaces one server's report."""
+    write_document(folder / f"server.{report.server}.json", report)
 
 
 def read_reports(folder: Path | Folder) -> list[ServerReport]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.record.inside import Folder
-from paceline.record.private import write_file
-from paceline.record.stopping import stop
+from paceline.record.writer import write_document
 
 
 class RunSharpness(msgspec.Struct, kw_only=True):
@@ -33,11 +32,7 @@ def solution_path(folder: Path) -> Path:
 
 
 def write_sharpness(folder: Path, found: RunSharpness) -> None:
-    path = folder / "sharpness.json"
-    try:
-        write_file(path, msgspec.json.format(msgspec.json.encode(found)))
-    except OSError as error:
-        stop(path, error)
+    write_document(folder / "sharpness.json", found)
 
 
 def read_sharpness(folder: Path | Folder) -> RunSharpness | None:

@@ -53,16 +53,17 @@ class StepWriter:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Replaces `run.json` atomically: a reader sees the old file or the new one."""
-    _replace(folder / "run.json", run)
+    """Replaces `run.json`: a reader sees the old file or the new one."""
+    write_document(folder / "run.json", run)
 
 
 def write_tuning(folder: Path, told: dict[str, Any]) -> None:
     """Writes `tuning.json`: the bucket sizes that were tried in the first steps, and the one that was kept."""
-    _replace(folder / "tuning.json", told)
+    write_document(folder / "tuning.json", told)
 
 
-def _replace(path: Path, document: Any) -> None:
+def write_document(path: Path, document: Any) -> None:
+    """Replaces a file of JSON atomically. If it cannot be written, see `stopping`."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         write_file(fresh, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")

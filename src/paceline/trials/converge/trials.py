@@ -15,9 +15,8 @@ from paceline.launch import Event, Output
 from paceline.record import read_run, read_steps
 from paceline.record.folder import last_lines, log_path
 from paceline.record.logged import read_logged
-from paceline.record.private import write_file
 from paceline.record.sharpness import RunSharpness, read_sharpness
-from paceline.record.stopping import stop
+from paceline.record.writer import write_document
 from paceline.settings import SharpnessSettings
 from paceline.tables.figures import read_figures
 from paceline.trials.converge.accuracy import Reading, find, find_logged
@@ -54,10 +53,7 @@ class OnBench:
             trial = msgspec.json.decode(path.read_bytes(), type=Trial)
         else:
             trial = self._read(measured)
-            try:
-                write_file(path, msgspec.json.encode(trial))
-            except OSError as error:
-                stop(path, error)
+            write_document(path, trial)
         self.found = self.found or bool(trial.curve)
         if not self.found and not trial.trouble and trial.diverged is None:
             raise self._nothing_found(measured)

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import RecordError, UsageError
-from paceline.record.private import write_file
-from paceline.record.stopping import stop
+from paceline.record.writer import write_document
 from paceline.settings import Compression
 
 TUNED = "tuned"  # stands for the newest preset of a script
@@ -46,10 +45,7 @@ def whole_path(script: str, *, module: bool) -> str:
 def write_preset(record: Path, preset: Preset) -> Path:
     """Writes the preset into the record of the series that found it, and returns its path."""
     path = record / FILE
-    try:
-        write_file(path, msgspec.json.format(msgspec.json.encode(preset)) + b"\n")
-    except OSError as error:
-        stop(path, error)
+    write_document(path, preset)
     return path
 
 
