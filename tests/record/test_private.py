@@ -50,7 +50,7 @@ def fill(folder: Path) -> list[Path]:
     writer = StepWriter(folder / "steps.rank1.jsonl")
     writer.append(Noise(step=1, small=1, large=2, of_small=1.0, of_large=1.0))
     writer.close()
-    TimelineWriter(folder, 1)._file.close()
+    TimelineWriter(folder, 1)._writer.close()
     write_tuning(folder, {})
     write_sharpness(folder, RunSharpness())
     make_folder(folder / "plots")

@@ -10,6 +10,8 @@ from paceline.errors import NoRecordError, RecordError
 from paceline.record.inside import File, Folder
 from paceline.record.schema import SCHEMA, Run, Step
 
+_decoder = msgspec.json.Decoder(Step)
+
 
 class _Schema(msgspec.Struct):
     schema: int = SCHEMA
@@ -36,21 +38,31 @@ def read_run(folder: Path | Folder, *, most: int | None = None) -> Run:
 def read_steps(folder: Path | Folder, rank: int) -> list[Step]:
     """The steps of one worker. A torn last line is left out, a torn line anywhere else is a RecordError."""
     path = Folder.of(folder).file(f"steps.rank{rank}.jsonl")
-    if not path.exists():
-        return []
-    lines = _bytes(path).split(b"\n")
-    decoder = msgspec.json.Decoder(Step)
+    return parse_steps(_bytes(path), path) if path.exists() else []
+
+
+def parse_steps(data: bytes, path: File | Folder) -> list[Step]:
+    """Decodes complete lines, and a last line that may be torn. RecordError if another line is no step."""
+    whole, _, torn = data.rpartition(b"\n")
+    try:
+        steps = _decoder.decode_lines(whole.replace(b"\0", b"")) if whole else []
+    except (msgspec.DecodeError, RecursionError):
+        steps = _one_by_one(whole, path)
+    try:
+        return [*steps, _decoder.decode(torn)] if torn.strip(b" \0") else steps
+    except (msgspec.DecodeError, RecursionError):
+        return steps
+
+
+def _one_by_one(data: bytes, path: File | Folder) -> list[Step]:
     steps = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip(b" \0"):
             continue
         try:
-            steps.append(decoder.decode(line))
-        except msgspec.DecodeError as error:
-            # Only a last line without a newline may be torn: the worker was writing it.
-            if number == len(lines):
-                break
-            raise RecordError(f"{path}, line {number} is damaged: {error}.") from error
+            steps.append(_decoder.decode(line))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RecordError(f"{path}, line {number} of those read is damaged: {error}.") from error
     return steps
 
 

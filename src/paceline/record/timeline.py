@@ -9,17 +9,16 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import msgspec
 
 from paceline.errors import RecordError
 from paceline.record.folder import unwritable
 from paceline.record.inside import File, Folder
-from paceline.record.private import create
 from paceline.record.reader import read_run
 from paceline.record.schema import ClockOffset
-from paceline.record.stopping import is_stopped, stop
+from paceline.record.writer import StepWriter
 
 BLOCK = 500  # spans per write
 
@@ -38,16 +37,9 @@ class TimelineWriter:
     """Writes the spans of one worker. Callers pass times of `time.perf_counter`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder / f"timeline.rank{rank}.jsonl"
+        self._writer = StepWriter(folder / f"timeline.rank{rank}.jsonl")
         self._zero = time.time() - time.perf_counter()
-        self._encoder = msgspec.json.Encoder()
         self._spans: list[Span] = []
-        self._file: BinaryIO | None = None
-        try:
-            # Unbuffered: what a full disk has refused must not be tried again when the file is closed.
-            self._file = cast(BinaryIO, os.fdopen(create(self._path, append=True), "ab", 0))
-        except OSError as error:
-            stop(self._path, error)
 
     def add(self, track: str, name: str, start: float, end: float, **about: Any) -> None:
         self._spans.append(Span(track, name, start + self._zero, end + self._zero, about))
@@ -55,13 +47,8 @@ class TimelineWriter:
             self.flush()
 
     def flush(self) -> None:
-        data = b"".join(self._encoder.encode(span) + b"\n" for span in self._spans)
-        self._spans.clear()
-        try:
-            while data and self._file is not None and not is_stopped():
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            stop(self._path, error)
+        spans, self._spans = self._spans, []
+        self._writer.append(*spans)
 
 
 def read_spans(path: Path | File, *, most: int | None = None) -> list[Span]:

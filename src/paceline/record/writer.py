@@ -12,18 +12,15 @@ from typing import Any
 
 import msgspec
 
-from paceline.record.logged import Logged
-from paceline.record.noise import Noise
-from paceline.record.pipelines import Reported
 from paceline.record.private import create, write_file
-from paceline.record.schema import Run, Step
+from paceline.record.schema import Run
 from paceline.record.stopping import is_stopped, stop
 
 
 class StepWriter:
-    """Appends the steps of one worker. Each call is one write to an append-only descriptor: the lines are in the file
-    when `append` returns, no buffer can be lost, and only a full disk can tear a line: the last one, since recording
-    then stops (`stopping`)."""
+    """Appends lines to a file of one worker: its steps, or others. Each call is one write to an append-only descriptor:
+    the lines are in the file when `append` returns, no buffer can be lost, and only a full disk can tear a line: the
+    last one, since recording then stops (`stopping`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
@@ -34,7 +31,7 @@ class StepWriter:
         except OSError as error:
             stop(self._path, error)
 
-    def append(self, *steps: Step | Noise | Logged | Reported) -> None:
+    def append(self, *steps: msgspec.Struct) -> None:
         """Writes one line for each, unless recording has stopped. Where nobody listens, a full disk raises
         RecordError."""
         if self._file < 0 or is_stopped():

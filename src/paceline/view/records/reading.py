@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from paceline.errors import RecordError
 from paceline.record import Run, Step, read_run
 from paceline.record.about.lock import is_held
 from paceline.record.inside import File, Folder
+from paceline.record.reader import parse_steps
 
 LARGEST = 16 << 20  # bytes of a JSON document; Paceline writes a few kilobytes
 MOST_WORKERS = 4096
 FROM_ELSEWHERE = "trace"  # the verb in a record of traces that were taken elsewhere
 ALIVE = 60.0  # seconds without a new line, after which a run without an outcome counts as killed
-
-_decoder = msgspec.json.Decoder(Step)
 
 
 def read_bounded_run(folder: Folder) -> Run:
@@ -79,29 +76,4 @@ def read_tail(path: File, most: int) -> tuple[list[Step], bool]:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
     if cut:
         data = data[data.find(b"\n") + 1 :]  # the data begin in the middle of a line
-    return parse(data, path), cut
-
-
-def parse(data: bytes, path: File | Folder) -> list[Step]:
-    """Decodes complete lines, and a last line that may be incomplete. Raises RecordError if another line is no step."""
-    whole, _, torn = data.rpartition(b"\n")
-    try:
-        steps = _decoder.decode_lines(whole.replace(b"\0", b"")) if whole else []
-    except (msgspec.DecodeError, RecursionError):
-        steps = _one_by_one(whole, path)
-    try:
-        return [*steps, _decoder.decode(torn)] if torn.strip(b" \0") else steps
-    except (msgspec.DecodeError, RecursionError):
-        return steps
-
-
-def _one_by_one(data: bytes, path: File | Folder) -> list[Step]:
-    steps = []
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip(b" \0"):
-            continue
-        try:
-            steps.append(_decoder.decode(line))
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise RecordError(f"{path} is damaged in line {number} of those read: {error}.") from error
-    return steps
+    return parse_steps(data, path), cut

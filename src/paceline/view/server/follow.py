@@ -18,12 +18,12 @@ from starlette.concurrency import run_in_threadpool
 from paceline.errors import PacelineError, RecordError
 from paceline.record import Step
 from paceline.record.inside import File
+from paceline.record.reader import parse_steps
 from paceline.record.samples import FILE, Sample
 from paceline.reports.wording import say
 from paceline.tables.running import RunningFigures
 from paceline.view.pages.logs import printable
 from paceline.view.records.library import Library
-from paceline.view.records.reading import parse
 from paceline.view.records.record import Opened
 
 EVERY = 0.5  # seconds between two polls
@@ -78,7 +78,7 @@ class Follower:
         for rank in record.ranks[:RANKS]:
             self._steps.setdefault(rank, FileTail(record.folder.file(f"steps.rank{rank}.jsonl")))
         self._running.follow(record.ranks[:RANKS])
-        new = {rank: parse(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
+        new = {rank: parse_steps(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
         first = next(iter(new.values()), [])
         update: dict[str, Any] = {
             "steps": [[step.step, step.total, _speed(step), step.loss] for step in first],
