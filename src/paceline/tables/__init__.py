@@ -5,14 +5,14 @@ Start with `records.read_record(folder)` or `records.read_files(paths)`: a `Tabl
 
 Tables of a trace (each row has its `rank`; `Tables.over_ranks(table)` concatenates all ranks):
 
-    ops.ops                which ops                      op_types.op_types      … by type
+    ops.ops                which ops                      ops.op_types           … by type
     kernels.kernels        which kernels                  kernels.kernels_by_op  … for which ops
     steps.breakdown        phases of each step (host)     timeline.timeline      what the device did, idle by cause
-    overlap.overlap        communication under compute    launches.launches      too many small kernels?
+    timeline.overlap       communication under compute    kernels.launches       too many small kernels?
     memory.memory          memory over time               memory.memory_peaks    … at its highest
     modules.modules        which modules (`--stack`)      waits.waits            which lines wait for the device
 
 Tables of the step record: `iterations.iterations`, `stragglers.lags`, `stragglers.stragglers`; of two runs:
-`difference.difference`, `difference.difference_of_ops`; of the samples: `devices.host_samples`, `gpu_samples`,
+`why_slower.difference`, `why_slower.difference_of_ops`; of the samples: `devices.host_samples`, `gpu_samples`,
 `worker_samples`.
 """

@@ -15,7 +15,7 @@ from paceline.comm.memory.region import Region
 
 class Signal:
     def __init__(self) -> None:
-        self.region = Region(shm_rendezvous.SIZE)
+        self.region = Region(shm_rendezvous.LINE)
         self.address = self.region.address
         shm_rendezvous.make(self.address)
 

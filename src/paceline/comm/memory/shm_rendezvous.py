@@ -260,7 +260,6 @@ class Meeting:
 # because releasing it would cost more than the call.
 
 
-SIZE = 64  # bytes: one cache line per semaphore avoids false sharing
 CLOCK_MONOTONIC = 1
 LOOK_UP = 0.25  # seconds of sleep between two checks that the peer still lives
 

@@ -66,10 +66,6 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     return Page(title="Memory", blocks=blocks)
 
 
-def _name(device: int) -> str:
-    return "host" if device == -1 else f"GPU {device}"
-
-
 def _step_marks(trace: Trace, most: float) -> list[Mark]:
     """Where each traced step begins; the names are at the height `most`."""
     if not trace.events.height:
