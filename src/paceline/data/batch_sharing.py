@@ -20,7 +20,7 @@ import torch
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.shm_exchange import Segments
 from paceline.data.execution.parallel_map import Jobs, Rows
-from paceline.data.options import grows
+from paceline.data.planning.stages import grows
 from paceline.errors import DataError, UsageError
 from paceline.script import tree
 from paceline.script.rows.crossings import Split

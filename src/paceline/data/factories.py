@@ -10,8 +10,8 @@ from torch.utils.data import IterableDataset
 
 from paceline.data.error_policy import Policy
 from paceline.data.formats.images import find_images
-from paceline.data.options import at_least
 from paceline.data.pipeline import Pipeline
+from paceline.data.planning.stages import at_least
 from paceline.data.size_limits import LINE, RECORD
 from paceline.data.sources.image_sets import read_cifar, read_idx
 from paceline.data.sources.indexed_tfrecord import IndexedRecords

@@ -26,11 +26,20 @@ from paceline.data.execution.engines import Runtime
 from paceline.data.execution.parallel_map import Rows
 from paceline.data.execution.thread_pool import wait_for_all
 from paceline.data.formats.registry import read_any, reader_of
-from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.planner import PipelinePlan, Planner
 from paceline.data.planning import stages as s
 from paceline.data.planning.nodes import Context, Cursor, Mark
-from paceline.data.planning.stages import Last
+from paceline.data.planning.stages import (
+    Last,
+    Number,
+    at_least,
+    checked_policy,
+    grows,
+    how,
+    place,
+    runs_as_one,
+    workers,
+)
 from paceline.data.report import Report, keeper, report_of
 from paceline.data.size_limits import LINE
 from paceline.data.sources.memory import Source

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import SequentialSampler
 
+from paceline.script import streams
 from paceline.script.patches import patch
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import LoaderIterator
@@ -64,7 +65,7 @@ class Dealing:
             self._dealt[loader] = is_dealt = self.stage.views.is_training()
             if not is_dealt:
                 return plain(loader)
-            restore_streams(self._store.compare_set(f"{key}: streams", b"", streams()))
+            streams.restore(msgspec.json.decode(self._store.compare_set(f"{key}: streams", b"", host_streams())))
             iteration = Iteration(self._numbers(key))
             kept = getattr(loader, "_iterator", None)  # of persistent processes: used again
             if kept is not None:
@@ -139,20 +140,10 @@ class Dealing:
         return batch
 
 
-def streams() -> bytes:
-    """The script's random streams."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    version, state, gauss = random.getstate()
-    torchs = torch.get_rng_state().numpy().tobytes()
-    return msgspec.msgpack.encode([torchs, [version, list(state), gauss], [kind, np.asarray(keys).tobytes(), rest]])
-
-
-def restore_streams(data: bytes) -> None:
-    """Puts the streams of `streams` on."""
-    torchs, (version, state, gauss), (kind, keys, rest) = msgspec.msgpack.decode(data)
-    torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-    random.setstate((version, tuple(state), gauss))
-    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
+def host_streams() -> bytes:
+    """The script's random streams on the host; those of GPUs stay each worker's own."""
+    states = [torch.get_rng_state()], random.getstate(), np.random.get_state()
+    return msgspec.json.encode(streams.encoded(states))
 
 
 def _is_iterable(iterator: Any) -> bool:
