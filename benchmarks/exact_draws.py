@@ -43,12 +43,12 @@ P = 0.2
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, p: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.p = heads, p  # p: of the dropout outside of attention
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(P))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(p))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
@@ -67,10 +67,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20, help="steps of each kind in a round")
+    parser.add_argument("--attention-only", action="store_true", help="no dropout outside of attention")
     parser.add_argument("--only", choices=["eager", "compiled"])
     args = parser.parse_args()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block(args.width, args.width // 64) for _ in range(args.layers))).to(args.device)
+    p = 0.0 if args.attention_only else P
+    model = nn.Sequential(*(Block(args.width, args.width // 64, p) for _ in range(args.layers))).to(args.device)
     x = torch.randn(args.batch_size, args.tokens, args.width, device=args.device)
     split = Split.of(SimpleNamespace(rank=1, world=2), len(x))  # type: ignore[arg-type]
     mine = x.narrow(0, split.start, split.mine)
