@@ -2,7 +2,7 @@
 
 A file is the length of its header (8 bytes, little endian), the header (JSON: each tensor's dtype, shape and byte range
 in the data) and the data. The safetensors package writes a file from a dictionary of all its tensors; a checkpoint of
-parts that are gathered one by one must not hold all of them in memory. Works without torch.
+parts that are gathered one by one must not hold all of them in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors from one worker to another: a list of tensors and a plain value (see `plain`) is one parcel.
+"""Tensors from one worker to another: a list of tensors and a plain value (of `encode`) is one parcel.
 
 On one host parcels go through shared memory, otherwise over Gloo; tensors of a GPU go through host memory. Sending
 happens on a thread of its own, so that a worker computes on while its peer is still busy.

@@ -1,7 +1,7 @@
 """Rank 0's table of operations: which ranks have submitted them, and what all ranks do next.
 
 An operation is ready when every rank of its process set has submitted it under its name; ranks that have joined count
-as if they had, for allreduce. The first time, ranks send the whole request, which is compared (`agreement.py`). After
+as if they had, for allreduce. The first time, ranks send the whole request, which is compared (`compare`). After
 that the operation has a slot: ranks send its bit, and what is ready is the bitwise AND of what the ranks have sent.
 
 A slot is given up if a rank submits the name with another shape, or to make room. Bits that were under way at that time
