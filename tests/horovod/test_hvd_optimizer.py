@@ -278,3 +278,24 @@ def test_batch_norm_over_all_ranks(pool: Pools, size: int, shape: tuple[int, ...
         torch.testing.assert_close(each[2], layer.running_mean)
         torch.testing.assert_close(each[3], layer.running_var)
     torch.testing.assert_close(sum(each[4] for each in found), layer.weight.grad)
+
+
+def normalised_twice(rank: int, size: int) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(3)
+    whole = torch.randn((2, 4), dtype=torch.float64)
+    own = whole.tensor_split(size)[rank].clone().requires_grad_()
+    layers = nn.Sequential(hvd.SyncBatchNorm(4, affine=False), hvd.SyncBatchNorm(4)).double()
+    out = layers(own * 2)
+    (out * out.detach().sin()).sum().backward()
+    assert own.grad is not None
+    return out.detach(), own.grad
+
+
+def test_a_rank_without_rows_takes_part_in_batch_norm(pool: Pools) -> None:
+    found = world(pool, 3).run(normalised_twice)
+    torch.manual_seed(3)
+    whole = torch.randn((2, 4), dtype=torch.float64).requires_grad_()
+    out = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4)).double()(whole * 2)
+    (out * out.detach().sin()).sum().backward()
+    torch.testing.assert_close(torch.cat([each[0] for each in found]), out.detach())
+    torch.testing.assert_close(torch.cat([each[1] for each in found]), whole.grad)

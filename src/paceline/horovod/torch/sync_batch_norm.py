@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
 
 from paceline.horovod.common import basics
-from paceline.horovod.torch.mpi_ops import Sum, allgather_async, allreduce_async_, synchronize
+from paceline.horovod.torch.mpi_ops import Sum, allgather_async, allreduce_, synchronize
+from paceline.script.rows.crossings import Split
+from paceline.script.seams.batch_norm import norm_whole_batch
 from paceline.torch_private import BatchNorm
 
 
@@ -32,61 +35,27 @@ class SyncBatchNorm(BatchNorm):
         mean, var = (self.running_mean, self.running_var) if keeps else (None, None)
         if not uses_batch or basics.size() == 1:
             return functional.batch_norm(input, mean, var, self.weight, self.bias, uses_batch, momentum, self.eps)
-        result: torch.Tensor = _BatchNormOfAllRanks.apply(
-            input.contiguous(), self.weight, self.bias, mean, var, self.eps, momentum
-        )
-        return result
+        ranks, rows = _Ranks(), len(input)
+        sizes = (int(rank != ranks.rank or rows > 0) for rank in range(ranks.world))
+        split = Split(cast(Any, ranks), tuple(sizes))  # only whether this rank has rows matters
+        # A borrowed row counts for nothing; as a part of the graph, it takes backward on, which all ranks wait for.
+        own = input if rows else torch.cat([input, input.new_zeros((1, *input.shape[1:]))])
+        return norm_whole_batch(own, mean, var, self.weight, self.bias, momentum, self.eps, split)[:rows]
 
 
-class _BatchNormOfAllRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        eps: float,
-        momentum: float,
-    ) -> torch.Tensor:
-        wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-        rest = [0, *range(2, input.dim())]
-        count = wide.numel() // wide.shape[1]
-        own_var, own_mean = torch.var_mean(wide, rest, correction=0) if count else wide.new_zeros((2, wide.shape[1]))
-        own = torch.stack([own_mean, own_var, torch.full_like(own_mean, count)])[None]
-        every = synchronize(allgather_async(own.contiguous(), f"sync_batch_norm.moments.{input.shape[1]}"))
-        # Each rank's mean and variance, weighted by its count: never the small difference of two large squares.
-        counts = every[:, 2]
-        total = counts.sum(0)
-        mean = (every[:, 0] * counts).sum(0) / total
-        var = ((every[:, 1] + (every[:, 0] - mean).square()) * counts).sum(0) / total
-        if running_mean is not None and running_var is not None:
-            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-            running_var.lerp_((var * total / (total - 1).clamp(min=1)).to(running_var.dtype), momentum)
-        scale = torch.rsqrt(var + eps)
-        shape = (1, -1, *[1] * (input.dim() - 2))
-        normal = (wide - mean.view(shape)) * scale.view(shape)
-        ctx.save_for_backward(normal, weight, scale, total)
-        ctx.dtype = input.dtype
-        output = normal if weight is None else normal * weight.view(shape)
-        return (output if bias is None else output + bias.view(shape)).to(input.dtype)
+class _Ranks:
+    """All ranks, as a batch norm over the whole batch asks a group of workers. The gradients of weight and bias stay
+    this rank's: the optimizer reduces them with all others."""
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        normal, weight, scale, total = ctx.saved_tensors
-        grad = grads[0].to(normal.dtype)
-        rest, shape = [0, *range(2, grad.dim())], (1, -1, *[1] * (grad.dim() - 2))
-        sums = torch.stack([grad.sum(rest), (grad * normal).sum(rest)])
-        # The gradients of weight and bias are this rank's: the optimizer reduces them with all others.
-        grad_bias, grad_weight = sums[0].clone(), sums[1].clone()
-        synchronize(allreduce_async_(sums, name=f"sync_batch_norm.gradients.{len(total)}", op=Sum))
-        through = grad - (sums[0] / total).view(shape) - normal * (sums[1] / total).view(shape)
-        grad_input = through * (scale if weight is None else scale * weight).view(shape)
-        has_weight = weight is not None
-        return (
-            grad_input.to(ctx.dtype),
-            grad_weight.to(weight.dtype) if has_weight else None,
-            grad_bias.to(weight.dtype) if has_weight else None,
-            *[None] * 4,
-        )
+    def __init__(self) -> None:
+        self.rank, self.world = basics.rank(), basics.size()
+
+    def gather_vectors(self, vector: torch.Tensor, what: str) -> torch.Tensor:
+        return self.gather_rows(vector[None], 0, (), what)
+
+    def gather_rows(self, rows: torch.Tensor, dim: int, sizes: Sequence[int], what: str) -> torch.Tensor:
+        table: torch.Tensor = synchronize(allgather_async(rows, f"sync_batch_norm.moments.{rows.shape[1]}"))
+        return table
+
+    def all_reduce(self, sums: torch.Tensor, what: str) -> None:
+        allreduce_(sums, name=f"sync_batch_norm.gradients.{len(sums)}", op=Sum)
