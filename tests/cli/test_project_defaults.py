@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.shared.defaults import NO_OPTIONS
+from paceline.cli.defaults import NO_OPTIONS
 from paceline.record.about.origin import read_origin
 
 ROOT = Path(__file__).parents[2]

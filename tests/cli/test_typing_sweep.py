@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_launch import FakeLaunch
 
-from paceline.cli.shared.series import parse_bytes, parse_time
+from paceline.cli.series import parse_bytes, parse_time
 from paceline.errors import UsageError
 from paceline.launch import Notice, Output
 from paceline.record import Outcome, Step, StepWriter, read_run, read_steps

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from paceline import __version__
-from paceline.cli.shared.defaults import find_defaults, with_defaults
-from paceline.cli.shared.mistakes import explained
-from paceline.cli.shared.session import Session
+from paceline.cli.defaults import find_defaults, with_defaults
+from paceline.cli.mistakes import explained
+from paceline.cli.session import Session
 from paceline.cli.verbs import Program
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import TaskID, TextColumn
 
 from paceline import __version__
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.host_options import HostOptions
-from paceline.cli.shared.script_options import runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import progress_bar, results, stderr
+from paceline.cli import options, series
+from paceline.cli.help import verb
+from paceline.cli.host_options import HostOptions
+from paceline.cli.hosts import on_hosts
+from paceline.cli.script_options import runs_scripts
+from paceline.cli.session import Session
+from paceline.cli.terminal import progress_bar, results, stderr
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
 from paceline.record.about.labels import labels_of

@@ -13,9 +13,9 @@ from rich.table import Table
 from paceline.checkpoint import manifest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.verify import fault_of
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import program, verb
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.help import program, verb
+from paceline.cli.session import Session
 from paceline.units import count, size
 
 Where = Annotated[Path, typer.Argument(metavar="PATH", help="Folder given to paceline.save.", show_default=False)]

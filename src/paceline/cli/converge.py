@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted
+from paceline.cli import options, series
+from paceline.cli.help import verb
+from paceline.cli.hosts import on_hosts
+from paceline.cli.script_options import ScriptOptions, runs_scripts
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted
 from paceline.errors import ScriptError, UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import program, verb
-from paceline.cli.shared.series import Trouble, parse_bytes
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.help import program, verb
+from paceline.cli.series import Trouble, parse_bytes
+from paceline.cli.session import Session
 from paceline.data.formats import pack as pack_format
 from paceline.data.size_limits import RECORD
 from paceline.errors import UsageError

@@ -13,12 +13,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.progress_line import Line
-from paceline.cli.shared.series import parse_time, recorded, run_of
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import results, stderr
+from paceline.cli import options
+from paceline.cli.help import verb
+from paceline.cli.progress_line import Line
+from paceline.cli.series import parse_time, recorded, run_of
+from paceline.cli.session import Session
+from paceline.cli.terminal import results, stderr
 from paceline.cli.tune import keep
 from paceline.record.private import write_file
 from paceline.reports.demo import printed_report, tuned

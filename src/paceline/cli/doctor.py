@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared import options
-from paceline.cli.shared.defaults import OWN, PREFIX, Defaults, find_defaults
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.defaults import OWN, PREFIX, Defaults, find_defaults
+from paceline.cli.help import verb
+from paceline.cli.session import Session
 from paceline.doctor.checks import Check, examine
 from paceline.errors import UsageError
 from paceline.settings import all_variables

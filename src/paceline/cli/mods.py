@@ -7,9 +7,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.help import verb
+from paceline.cli.session import Session
 from paceline.mods.catalog import CATALOG
 
 NUMBERS = {"same": "same", "rounded": "same to rounding", "other": "changed"}

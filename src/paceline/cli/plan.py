@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from paceline.cli.shared import options, series
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, results
+from paceline.cli import options, series
+from paceline.cli.help import verb
+from paceline.cli.script_options import ScriptOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted, results
 from paceline.errors import RecordError, UsageError
 from paceline.plan import measure as measuring
 from paceline.plan.check import check as check_records

@@ -12,15 +12,14 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import prove
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.extras import need
-from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import results, stderr
+from paceline.cli import options, prove, series
+from paceline.cli.help import verb
+from paceline.cli.hosts import on_hosts
+from paceline.cli.live import LiveLine
+from paceline.cli.need import need
+from paceline.cli.script_options import ScriptOptionsWithLauncher, runs_scripts
+from paceline.cli.session import Session
+from paceline.cli.terminal import results, stderr
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Event, Output, check, launch
 from paceline.launch.tensorboard import prove_board, showing

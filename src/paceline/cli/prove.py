@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.shared.progress_line import Line
-from paceline.cli.shared.session import Session
+from paceline.cli.progress_line import Line
+from paceline.cli.session import Session
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import read_run
 from paceline.settings import RunSettings

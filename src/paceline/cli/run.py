@@ -13,14 +13,14 @@ import typer
 from msgspec import structs
 from rich.console import Console
 
-from paceline.cli.shared import lasting_options, options
-from paceline.cli.shared.clusters import cluster_of
-from paceline.cli.shared.command_words import another_verb
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli import lasting_options, options
+from paceline.cli.command_words import another_verb
+from paceline.cli.help import verb
+from paceline.cli.hosts import cluster_of
+from paceline.cli.live import LiveLine
+from paceline.cli.script_options import ScriptOptionsWithLauncher, runs_scripts
+from paceline.cli.session import Session
+from paceline.cli.terminal import stderr
 from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on

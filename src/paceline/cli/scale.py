@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, progress_bar, results, stderr
+from paceline.cli import options, series
+from paceline.cli.help import verb
+from paceline.cli.hosts import on_hosts
+from paceline.cli.script_options import ScriptOptions, runs_scripts
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted, progress_bar, results, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events

@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.help import verb
+from paceline.cli.session import Session
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.jobs.manifest import KubernetesJob, documents, text_of

@@ -10,12 +10,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli.shared import options
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.host_options import HostOptions
-from paceline.cli.shared.script_options import runs_scripts
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.help import verb
+from paceline.cli.host_options import HostOptions
+from paceline.cli.hosts import on_hosts
+from paceline.cli.script_options import runs_scripts
+from paceline.cli.session import Session
 from paceline.cli.tables.topo import show
 from paceline.comm.measuring.plan import HostTopology
 from paceline.errors import LaunchError, UsageError

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from paceline.cli.shared.example_first import program
+from paceline.cli.help import program
 
 # What `paceline --help` says of each verb; its module in this package has an `add_to(app)` that makes it known.
 VERBS = {

@@ -14,10 +14,10 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.extras import need
-from paceline.cli.shared.session import Session
+from paceline.cli import options
+from paceline.cli.help import verb
+from paceline.cli.need import need
+from paceline.cli.session import Session
 from paceline.errors import UsageError
 from paceline.units import size
 

@@ -23,7 +23,7 @@ from paceline.launch.cluster.ssh import HERE
 from paceline.settings import horovod_environment, is_one_of_several
 
 if TYPE_CHECKING:
-    from paceline.cli.shared.session import Session
+    from paceline.cli.session import Session
 
 PYTHON = re.compile(r"python[0-9.]*")
 EXAMPLE = "Type: paceline-horovodrun -np 2 python train.py"

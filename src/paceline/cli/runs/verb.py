@@ -11,11 +11,11 @@ import msgspec
 import typer
 from rich.console import Console
 
+from paceline.cli import options
+from paceline.cli.help import program, verb
 from paceline.cli.runs import filters
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import program, verb
-from paceline.cli.shared.series import parse_bytes
-from paceline.cli.shared.session import Session
+from paceline.cli.series import parse_bytes
+from paceline.cli.session import Session
 from paceline.errors import RecordError, UsageError
 from paceline.record.about.labels import checked_name, checked_note, checked_tags, read_labels, write_labels
 from paceline.record.about.origin import read_origin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from paceline.cli.shared.terminal import progress_bar
+from paceline.cli.terminal import progress_bar
 from paceline.launch import Event, Notice, Stall
 from paceline.launch import events as launch_events
 from paceline.trials.core.bench import Budget

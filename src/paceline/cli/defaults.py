@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.shared.command_words import name_of, options_of, split, takes_value
+from paceline.cli.command_words import name_of, options_of, split, takes_value
 from paceline.errors import UsageError
 
 OWN, PROJECT = "paceline.toml", "pyproject.toml"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
-from paceline.cli.shared.defaults import Default
+from paceline.cli.defaults import Default
 
 # Records are imported where one is made: help needs none, and is asked for often.
 if TYPE_CHECKING:
@@ -127,6 +127,6 @@ class Session:
 
 
 def _warn(text: str) -> None:
-    from paceline.cli.shared.terminal import stderr  # slow to import
+    from paceline.cli.terminal import stderr  # slow to import
 
     stderr().print(f"paceline: {text}", style="yellow", soft_wrap=True)

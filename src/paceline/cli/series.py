@@ -17,11 +17,11 @@ import typer
 from rich.console import Console
 
 from paceline import __version__
-from paceline.cli.shared import options
-from paceline.cli.shared.progress_line import Line
-from paceline.cli.shared.script_options import ScriptOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import results, stderr
+from paceline.cli import options
+from paceline.cli.progress_line import Line
+from paceline.cli.script_options import ScriptOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import results, stderr
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, check
 from paceline.launch.host import HostsGoneError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.shared.series import parse_time
+from paceline.cli.series import parse_time
 from paceline.errors import UsageError
 from paceline.settings import SaveSettings
 

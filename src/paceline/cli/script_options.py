@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
-from paceline.cli.shared import options
-from paceline.cli.shared.host_options import HostOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.stray_options import noticed
+from paceline.cli import options
+from paceline.cli.host_options import HostOptions
+from paceline.cli.session import Session
+from paceline.cli.stray_options import noticed
 from paceline.errors import UsageError
 from paceline.launch.horovod_scripts import distributes_itself
 from paceline.record.about.labels import Labels, labels_of

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline.cli.shared.options import HOSTS
+from paceline.cli.options import HOSTS
 
 Hosts = Annotated[
     str | None,

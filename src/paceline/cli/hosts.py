@@ -9,9 +9,9 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.shared.host_options import HostOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.host_options import HostOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import stderr
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check
 from paceline.launch.cluster import mpi
