@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import typer
 from rich.console import Console
@@ -13,51 +13,43 @@ from rich.table import Table
 from paceline.checkpoint import manifest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.verify import fault_of
-from paceline.cli import options
-from paceline.cli.help import program, verb
+from paceline.cli.options import JsonOptions
 from paceline.cli.session import Session
+from paceline.cli.verb import group, verb
+from paceline.options import argument, option
 from paceline.units import count, size
 
-Where = Annotated[Path, typer.Argument(metavar="PATH", help="Folder given to paceline.save.", show_default=False)]
-Source = Annotated[
-    Path,
-    typer.Argument(metavar="SOURCE", help="Checkpoint of Paceline, torch file, or DCP folder.", show_default=False),
-]
-Target = Annotated[
-    Path, typer.Argument(metavar="TARGET", help="New file (.pt, .pth, .bin, .ckpt) or folder.", show_default=False)
-]
-Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
-To = Annotated[
-    Literal["paceline", "torch", "dcp"] | None,
-    typer.Option("--to", help="Format of the target.", show_default="torch for a file name, else paceline"),
-]
-OnePart = Annotated[
-    str | None,
-    typer.Option("--part", metavar="NAME", help="Convert one part alone: model.", show_default="all parts by name"),
-]
+app = group("paceline checkpoint show ck", "paceline checkpoint verify ck", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    checkpoint = typer.Typer(
-        cls=program("paceline checkpoint show ck", "paceline checkpoint verify ck"),
-        no_args_is_help=True,
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(JsonOptions):
+    PANEL: ClassVar = ""
+    path: Path = argument("PATH", "Folder given to paceline.save.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(VerifyOptions):
+    PANEL: ClassVar = ""
+    tensors: bool = option(False, "List every tensor.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(JsonOptions):
+    PANEL: ClassVar = ""
+    source: Path = argument("SOURCE", "Checkpoint of Paceline, torch file, or DCP folder.")
+    target: Path = argument("TARGET", "New file (.pt, .pth, .bin, .ckpt) or folder.")
+    to: Literal["paceline", "torch", "dcp"] | None = option(
+        None, "Format of the target.", usual="torch for a file name, else paceline"
     )
-    checkpoint.command("show", cls=verb("paceline checkpoint show ck --tensors"))(show)
-    checkpoint.command("verify", cls=verb("paceline checkpoint verify ck"))(verify)
-    checkpoint.command(
-        "convert",
-        cls=verb("paceline checkpoint convert ck model.pt --part model", "paceline checkpoint convert ck out --to dcp"),
-    )(convert)
-    app.add_typer(checkpoint, name="checkpoint")
+    part: str | None = option(None, "Convert one part alone: model.", "NAME", usual="all parts by name")
 
 
-def show(context: typer.Context, path: Where, tensors: Tensors = False, json: options.Json = False) -> None:
+@verb(app, "paceline checkpoint show ck --tensors")
+def show(session: Session, asked: ShowOptions) -> None:
     """Shows what a checkpoint holds, and who saved it. Does not read the tensors."""
-    session = Session.of(context, json=json)
-    session.verb = "checkpoint show"
-    content = manifest.read(path)
-    if json:
+    content = manifest.read(asked.path)
+    if session.json:
         parts = {name: {"kind": part["kind"], "class": part["class"]} for name, part in content.parts.items()}
         listed = {name: asdict(tensor) for name, tensor in content.tensors.items()}
         files = [asdict(file) for file in content.files]
@@ -69,7 +61,7 @@ def show(context: typer.Context, path: Where, tensors: Tensors = False, json: op
     console.print(_parts_table(content))
     held = f"{count(len(content.tensors), 'tensor')} in {count(len(content.files), 'file')}"
     console.print(f"{held}, {size(content.bytes)}")
-    if tensors:
+    if asked.tensors:
         console.print()
         console.print(_tensors_table(content))
 
@@ -110,14 +102,13 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def verify(context: typer.Context, path: Where, json: options.Json = False) -> None:
+@verb(app, "paceline checkpoint verify ck")
+def verify(session: Session, asked: VerifyOptions) -> None:
     """Compares every file of a checkpoint with its checksum. The exit code is 1 if a file is damaged or missing."""
-    session = Session.of(context, json=json)
-    session.verb = "checkpoint verify"
-    content = manifest.read(path)
+    path, content = asked.path, manifest.read(asked.path)
     faults = {file.path: fault_of(path, file) for file in content.files}
     wrong = {str(path / name): fault for name, fault in faults.items() if fault}
-    if json:
+    if session.json:
         files: list[dict[str, Any]] = [asdict(file) | {"fault": faults[file.path] or None} for file in content.files]
         session.print_document({"step": content.step, "files": files, "intact": not wrong})
     else:
@@ -132,21 +123,18 @@ def verify(context: typer.Context, path: Where, json: options.Json = False) -> N
     raise typer.Exit(int(bool(wrong)))
 
 
-def convert(
-    context: typer.Context,
-    source: Source,
-    target: Target,
-    to: To = None,
-    part: OnePart = None,
-    json: options.Json = False,
-) -> None:
+@verb(
+    app,
+    "paceline checkpoint convert ck model.pt --part model",
+    "paceline checkpoint convert ck out --to dcp",
+)
+def convert(session: Session, asked: ConvertOptions) -> None:
     """Converts between checkpoints of Paceline, torch files and DCP folders, without unpickling anything."""
-    session = Session.of(context, json=json)
-    session.verb = "checkpoint convert"
     from paceline.checkpoint.convert import convert as convert_checkpoint  # imports torch
 
-    done = convert_checkpoint(source, target, to=to, part=part)
-    if json:
+    target = asked.target
+    done = convert_checkpoint(asked.source, target, to=asked.to, part=asked.part)
+    if session.json:
         session.print_document(asdict(done) | {"path": str(target)})
         return
     print(f"{count(done.tensors, 'tensor')}, {size(done.bytes)}, from {done.source} to {done.target}: {target}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +12,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import options
 from paceline.cli.defaults import OWN, PREFIX, Defaults, find_defaults
-from paceline.cli.help import verb
+from paceline.cli.options import JsonOptions, RecordOptions
 from paceline.cli.session import Session
+from paceline.cli.verb import alone, verb
 from paceline.doctor.checks import Check, examine
 from paceline.errors import UsageError
+from paceline.options import again
 from paceline.settings import all_variables
 from paceline.units import count
 
-
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command("doctor", cls=verb("paceline doctor"))(doctor)
+app = alone()
 
 
-def doctor(context: typer.Context, record: options.RecordParent = options.RECORDS, json: options.Json = False) -> None:
-    session = Session.of(context, json=json)
-    found, check = _defaults(context.find_root().command)
-    checks = [*examine(record), check]
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(JsonOptions):
+    record: Path = again(RecordOptions, "record")
+
+
+@verb(app, "paceline doctor")
+def doctor(session: Session, asked: DoctorOptions) -> None:
+    found, check = _defaults(session.context.find_root().command)
+    checks = [*examine(asked.record), check]
     listed = [{"option": each.words, "source": each.source, "beaten": found.beaten(each)} for each in found.found]
-    if json:
+    if session.json:
         session.print_document({"checks": msgspec.to_builtins(checks), "defaults": listed})
     else:
         show(Console(highlight=False, markup=False), checks, found)

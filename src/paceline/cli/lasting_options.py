@@ -4,67 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-import typer
-
-from paceline.cli.series import parse_time
 from paceline.errors import UsageError
+from paceline.options import LASTING, option, read_time
 from paceline.settings import SaveSettings
 
-LASTING = "Runs that outlast failures"
 SAVES = "paceline-saves"  # the folder of all saves, where nothing else is given
-ElasticOption = Annotated[
-    str | None,
-    typer.Option(
-        "--elastic",
-        metavar="MIN[:MAX]",
-        help="Go on without workers that are killed, with the same numbers, as long as MIN are left. With MAX, start "
-        "again with MAX workers at the next commit of a paceline.Elastic state.",
-        show_default=False,
-        rich_help_panel=LASTING,
-    ),
-]
-SaveEvery = Annotated[
-    str | None,
-    typer.Option(
-        "--save-every",
-        metavar="TIME|COMMITS",
-        help="Save the script's paceline.Elastic state: every 10m, or every 500 commits.",
-        show_default=False,
-        rich_help_panel=LASTING,
-    ),
-]
-SaveTo = Annotated[
-    Path | None,
-    typer.Option(
-        "--save-to",
-        metavar="FOLDER",
-        help="Folder of the saved state.",
-        show_default=f"{SAVES}/SCRIPT",
-        rich_help_panel=LASTING,
-    ),
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="auto|FOLDER",
-        help="Go on from a saved state. auto: from the one in --save-to, if there is one.",
-        show_default=False,
-        rich_help_panel=LASTING,
-    ),
-]
-Restarts = Annotated[
-    int,
-    typer.Option(
-        "--restarts",
-        metavar="K",
-        min=0,
-        help="If the run fails, start it again from the last save, up to K times.",
-        rich_help_panel=LASTING,
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastingOptions:
+    PANEL: ClassVar = LASTING
+    elastic: str | None = option(
+        None,
+        "Go on without workers that are killed, with the same numbers, as long as MIN are left. With MAX, start again "
+        "with MAX workers at the next commit of a paceline.Elastic state.",
+        "MIN[:MAX]",
+    )
+    save_every: str | None = option(
+        None, "Save the script's paceline.Elastic state: every 10m, or every 500 commits.", "TIME|COMMITS"
+    )
+    save_to: Path | None = option(None, "Folder of the saved state.", "FOLDER", usual=f"{SAVES}/SCRIPT")
+    resume: str | None = option(
+        None, "Go on from a saved state. auto: from the one in --save-to, if there is one.", "auto|FOLDER"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +51,9 @@ def bounds_of(typed: str | None) -> Bounds:
     return Bounds(int(least), int(most) if colon else None)
 
 
-def saving_of(
-    script: str, *, every: str | None, folder: Path | None, resume: str | None, needed: bool
-) -> SaveSettings | None:
+def saving_of(asked: LastingOptions, script: str, *, needed: bool) -> SaveSettings | None:
     """Where and when the state is saved; None if nothing asks for it. `needed`: another option does."""
+    every, folder, resume = asked.save_every, asked.save_to, asked.resume
     if every is None and folder is None and resume is None and not needed:
         return None
     where = (Path(SAVES) / Path(script).stem if folder is None else folder).absolute()
@@ -105,7 +68,7 @@ def saving_of(
     commits = int(every) if every is not None and every.isdigit() else 0
     if every is not None and every.isdigit() and not commits:
         raise UsageError("--save-every 0: nothing would be saved.", advice="Type it like this: --save-every 10m")
-    seconds = parse_time(every, "--save-every") if every is not None and not commits else None
+    seconds = read_time(every, "--save-every") if every is not None and not commits else None
     return SaveSettings(
         folder=str(where), seconds=seconds or 0.0, commits=commits, resume="" if start is None else str(start)
     )

@@ -4,30 +4,28 @@ check, record, trials, verdict, plots, JSON. Each verb adds its own part."""
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 import typer
 from rich.console import Console
 
 from paceline import __version__
-from paceline.cli import options
+from paceline.cli.options import ScriptOptions
 from paceline.cli.progress_line import Line
-from paceline.cli.script_options import ScriptOptions
 from paceline.cli.session import Session
 from paceline.cli.terminal import results, stderr
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, check
 from paceline.launch.host import HostsGoneError
 from paceline.launch.interrupts import exit_code_of
+from paceline.options import OUTPUT, option, read_time
 from paceline.record import read_run, write_run
-from paceline.record.about.labels import Labels
 from paceline.record.folder import short_name
 from paceline.record.private import keep_private, write_file
 from paceline.record.schema import Outcome, Run
@@ -35,88 +33,32 @@ from paceline.record.stopping import stop
 from paceline.settings import RunSettings
 from paceline.topology import Host
 from paceline.trials.core.bench import Bench, Budget, Measured
-from paceline.units import parse_size
-
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-BudgetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="Time limit: 90s, 5m, 1h30m.",
-        show_default="no limit",
-        rich_help_panel=options.HOW,
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        metavar="RECORD",
-        help="Continue the interrupted series of this record. Needs the same command.",
-        show_default=False,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-limit",
-        metavar="SIZE",
-        help="Memory limit per worker: 2GB, 512MB. GPU memory, or host memory without a GPU.",
-        show_default="all available memory",
-        rich_help_panel=options.HOW,
-    ),
-]
 
 
-def parse_time(text: str | None, option: str = "--budget") -> float | None:
-    """`1h30m`, `5m`, `90s` or `90` as seconds."""
-    if text is None:
-        return None
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    seconds = sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
-        raise UsageError(f"{option} {text}: not a time.", advice=f"Type it like this: {option} 90s, or {option} 5m")
-    return seconds
+@dataclass(frozen=True, kw_only=True)
+class SeriesOptions(ScriptOptions):
+    """The options of verbs that run a series of trials on a bench."""
+
+    budget: float | None = option(None, "Time limit: 90s, 5m, 1h30m.", "TIME", usual="no limit", reads=read_time)
+    resume: Path | None = option(
+        None, "Continue the interrupted series of this record. Needs the same command.", "RECORD", panel=OUTPUT
+    )
 
 
-def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
-    """`2GB` or `512MiB` in bytes, with 1024 bytes per kilobyte; 0 if the option was not given."""
-    if text is None:
-        return 0
-    size = parse_size(text)
-    if not size:
-        raise UsageError(f"{option} {text}: not a size.", advice=f"Type it like this: {option} 2GB")
-    return size
-
-
-def open_record(
-    session: Session,
-    settings: RunSettings,
-    *,
-    parent: Path,
-    resume: Path | None,
-    seed: int | None,
-    labels: Labels | None = None,
-) -> tuple[Path, RunSettings]:
+def open_record(session: Session, settings: RunSettings, asked: SeriesOptions) -> tuple[Path, RunSettings]:
     """The record of the series and its settings. A new folder, or the record to resume: that must come from the same
     command, and its seed is used unless a seed was given."""
-    verb, script = session.verb, settings.script
+    verb, script, resume = session.verb, settings.script, asked.resume
     if resume is None:
-        name = f"{verb}-{short_name(script)}"
-        return (
-            session.open_record(parent, name, script=script, share=settings.share_record, labels=labels),
-            settings,
-        )
+        name, share = f"{verb}-{short_name(script)}", settings.share_record
+        return session.open_record(asked.record, name, script=script, share=share, labels=asked.labels()), settings
     run = read_run(resume)
     if run.verb != verb:
         raise UsageError(
             f"--resume {resume}: this is a record of {run.verb}, not of {verb}.", advice=f"Name a record of {verb}."
         )
     known = msgspec.convert(run.settings, RunSettings)
-    if seed is None:
+    if not session.seeded:
         settings = dataclasses.replace(settings, seed=known.seed)
     changed = [
         field.name
@@ -211,27 +153,13 @@ class Series:
     line: Line
 
     @classmethod
-    def begin(
-        cls,
-        session: Session,
-        settings: RunSettings,
-        asked: ScriptOptions,
-        *,
-        host: Host,
-        budget: str | None,
-        parent: Path,
-        resume: Path | None,
-        quiet: bool,
-    ) -> Series:
+    def begin(cls, session: Session, settings: RunSettings, asked: SeriesOptions, *, host: Host) -> Series:
         """Checks the settings, opens the record and starts the budget. A UsageError leaves no record."""
-        seconds = parse_time(budget)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, host, oversubscribe=asked.oversubscribe or session.hosts is not None)
-        record, settings = open_record(
-            session, settings, parent=parent, resume=resume, seed=asked.seed, labels=asked.labels()
-        )
-        console, limit = stderr(), Budget(seconds)
-        line = Line(console, limit, quiet=quiet)
+        record, settings = open_record(session, settings, asked)
+        console, limit = stderr(), Budget(asked.budget)
+        line = Line(console, limit, quiet=session.quiet)
         told = results(json=session.json)
         return cls(
             session=session, settings=settings, record=record, budget=limit, console=console, results=told, line=line
@@ -299,22 +227,15 @@ def write_verdict(record: Path, verdict: msgspec.Struct) -> None:
         stop(path, error)
 
 
-def finish(
-    session: Session,
-    console: Console,
-    told: dict[str, Any],
-    *,
-    code: int,
-    plots: Sequence[Path | None],
-    quiet: bool,
-) -> NoReturn:
+def finish(session: Session, told: dict[str, Any], *, code: int, plots: Sequence[Path | None]) -> NoReturn:
     """Prints why the verb has failed, also when quiet, and the paths of the plots and the record; prints the document
     with --json, and ends the verb."""
     if (error := told.get("error")) and code:
         ended = "stopped" if error["type"] == "Interrupted" else "failed"
         stderr().print(f"{ended}: {error['message']}", style="bold red" if ended == "failed" else "", soft_wrap=True)
         stderr().print(f"  {error['advice']}", soft_wrap=True)
-    if not quiet:
+    if not session.quiet:
+        console = results(json=session.json)
         console.print()
         for plot in plots:
             if plot is not None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import msgspec
-import typer
 from rich.console import Console
 
-from paceline.cli import options
-from paceline.cli.help import verb
-from paceline.cli.host_options import HostOptions
 from paceline.cli.hosts import on_hosts
-from paceline.cli.script_options import runs_scripts
+from paceline.cli.options import HostOptions
 from paceline.cli.session import Session
 from paceline.cli.tables.topo import show
+from paceline.cli.verb import alone, verb
 from paceline.comm.measuring.plan import HostTopology
 from paceline.errors import LaunchError, UsageError
+from paceline.options import OUTPUT, option
 from paceline.reports.bandwidth import pair_tables
 from paceline.reports.terminal import show_table
 from paceline.topology import discover
@@ -32,79 +31,51 @@ from paceline.topology.usage import flags, uses
 from paceline.trials.bandwidth import series as trials
 from paceline.trials.bandwidth.verdict import judge
 
-From = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        metavar="FILE",
-        help="Read another machine from a file: nvidia-smi topo -m text, NCCL topology XML, or topo --json output.",
-        show_default="this machine",
-    ),
-]
-ChooseOption = Annotated[
-    int | None,
-    typer.Option(
-        "--choose", metavar="K", help="Choose the best K GPUs for a ring, with the reason.", show_default=False
-    ),
-]
-NcclLogOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--nccl-log",
-        metavar="LOG",
-        help="NCCL log file, or record of a run: adds the transport of each pair, and unused NVLinks.",
-        show_default=False,
-    ),
-]
-Svg = Annotated[
-    Path | None,
-    typer.Option(
-        "--svg",
-        metavar="FILE",
-        help="Draw the topology into this file.",
-        show_default=False,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
+app = alone()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "topo",
-        cls=verb(
-            "paceline topo",
-            "paceline topo --from dgx1.txt --choose 4 --svg dgx1.svg",
-            "paceline topo --nccl-log paceline-runs/2026-11-15T10-22-31-train",
-            "paceline topo --hosts a,b",
-        ),
-    )(topo)
+@dataclass(frozen=True, kw_only=True)
+class TopoOptions(HostOptions):
+    PANEL: ClassVar = ""
+    source: Path | None = option(
+        None,
+        "Read another machine from a file: nvidia-smi topo -m text, NCCL topology XML, or topo --json output.",
+        "FILE",
+        names="--from",
+        usual="this machine",
+    )
+    choose: int | None = option(None, "Choose the best K GPUs for a ring, with the reason.", "K")
+    nccl_log: Path | None = option(
+        None,
+        "NCCL log file, or record of a run: adds the transport of each pair, and unused NVLinks.",
+        "LOG",
+    )
+    svg: Path | None = option(None, "Draw the topology into this file.", "FILE", panel=OUTPUT)
 
 
-@runs_scripts
-def topo(
-    context: typer.Context,
-    asked: HostOptions,
-    source: From = None,
-    k: ChooseOption = None,
-    nccl_log: NcclLogOption = None,
-    svg: Svg = None,
-    json: options.Json = False,
-) -> None:
-    session = Session.of(context, json=json)
+@verb(
+    app,
+    "paceline topo",
+    "paceline topo --from dgx1.txt --choose 4 --svg dgx1.svg",
+    "paceline topo --nccl-log paceline-runs/2026-11-15T10-22-31-train",
+    "paceline topo --hosts a,b",
+)
+def topo(session: Session, asked: TopoOptions) -> None:
+    source, nccl_log, svg = asked.source, asked.nccl_log, asked.svg
     notes: list[str] = []
-    on_hosts(session, asked, trials.SETTINGS, None, 1, quiet=True)
+    session.quiet = True  # nothing is told of the hosts
+    on_hosts(session, asked, trials.SETTINGS, None, 1)
     if session.hosts is not None:
-        _show_hosts(session, {"--from": source, "--choose": k, "--nccl-log": nccl_log, "--svg": svg}, json=json)
+        _show_hosts(session, {"--from": source, "--choose": asked.choose, "--nccl-log": nccl_log, "--svg": svg})
         return
     topology = _look(notes) if source is None else read_file(source)
     log = _read_log(nccl_log) if nccl_log else None
     if log is not None:
         topology = _under(log, topology, notes, from_file=source is not None)
-    choice = None if k is None else choose(topology, k)
+    choice = None if asked.choose is None else choose(topology, asked.choose)
     if svg is not None:
         _draw(svg, topology, choice, log)
-    if json:
+    if session.json:
         session.print_document(document(topology, choice, log, notes, svg))
         return
     console = Console(highlight=False, markup=False)
@@ -113,7 +84,7 @@ def topo(
         console.print(f"picture: {svg}", soft_wrap=True)
 
 
-def _show_hosts(session: Session, others: dict[str, Any], *, json: bool) -> None:
+def _show_hosts(session: Session, others: dict[str, Any]) -> None:
     """The topology of each host, and the measured links between them."""
     assert session.hosts is not None
     option = next((name for name, value in others.items() if value is not None), None)
@@ -134,7 +105,7 @@ def _show_hosts(session: Session, others: dict[str, Any], *, json: bool) -> None
         raise LaunchError(f"The hosts could not be measured: {result.failure or 'interrupted'}")
     found = {each.host: each for each in result.reports if isinstance(each, HostTopology)}
     rates = judge(result.reports, Topology(), workers=len(names), hosts=names).pairs
-    if json:
+    if session.json:
         told = [{"name": name, **msgspec.to_builtins(found[number])} for number, name in enumerate(names)]
         session.print_document({"hosts": told, "between": msgspec.to_builtins(rates)})
         return

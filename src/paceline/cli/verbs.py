@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 
 from paceline.cli.help import program
 
-# What `paceline --help` says of each verb; its module in this package has an `add_to(app)` that makes it known.
+# What `paceline --help` says of each verb; its module in this package has it as `app`.
 VERBS = {
     "demo": "Shows Paceline here in three minutes: same numbers on workers, a short tune, what to type next.",
     "run": "Runs an unmodified script on N workers, with the same numbers.",
@@ -45,9 +45,7 @@ class Verbs(MutableMapping[str, Any]):
         if name not in VERBS:
             raise KeyError(name)
         if name not in self._read:
-            alone = typer.Typer()
-            import_module(f"paceline.cli.{name}").add_to(alone)
-            self._read[name] = typer.main.get_group(alone).commands[name]
+            self._read[name] = typer.main.get_command(import_module(f"paceline.cli.{name}").app)
             self._read[name].help = VERBS[name]
         return self._read[name]
 
