@@ -135,7 +135,9 @@ class RunSettings:
         rare=True,
         excludes=("--as", "--elastic"),
     )
-    strategy: str = option("mirrored", "How the workers share the work.", "NAME[(ARGUMENT=VALUE,…)]", repeated=True)
+    strategy: str = option(
+        "mirrored", "How the workers share the work.", "NAME[(ARGUMENT=VALUE,…)]", repeated=True, excludes=("--as",)
+    )
     batch_dim: int = option(
         0,
         "Tensor dimension that counts samples.",
