@@ -153,7 +153,7 @@ def test_a_reader_that_went_away_does_not_end_the_training(start, monkeypatch):
 
 
 def test_a_series_says_which_trial_of_how_many_and_the_time_left(capfd):
-    from paceline.cli.progress_line import Line
+    from paceline.cli.series import Line
     from paceline.cli.terminal import stderr
     from paceline.trials.core.bench import Budget
 

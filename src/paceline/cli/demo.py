@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.options import RECORDS, RecordOptions
-from paceline.cli.progress_line import Line
-from paceline.cli.series import recorded, run_of
+from paceline.cli.series import Line, recorded, run_of
 from paceline.cli.session import Session
 from paceline.cli.terminal import results, stderr
 from paceline.cli.tune import keep

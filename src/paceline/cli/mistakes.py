@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
 
-from paceline.cli.command_words import is_script, name_of, options_of, split, takes_value
-from paceline.cli.script_source import mentions
+from paceline.cli.command_words import is_script, mentions, name_of, options_of, split, takes_value
 from paceline.errors import UsageError
 
 # Options that earlier versions, or other launchers, have; with what to type instead.

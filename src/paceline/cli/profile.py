@@ -15,13 +15,13 @@ from rich.console import Console
 
 from paceline.cli.hosts import on_hosts
 from paceline.cli.live import LiveLine
-from paceline.cli.need import need
 from paceline.cli.options import ScriptOptions, default_workers
-from paceline.cli.progress_line import Line
 from paceline.cli.run import RunOptions
+from paceline.cli.series import Line
 from paceline.cli.session import Session
 from paceline.cli.terminal import results, stderr
 from paceline.cli.verb import alone, verb
+from paceline.doctor.dependencies import need
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Event, Output, check, launch
 from paceline.launch.interrupts import exit_code_of

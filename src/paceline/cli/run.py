@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import typer
@@ -16,7 +16,6 @@ from rich.console import Console
 
 from paceline.cli.command_words import another_verb
 from paceline.cli.hosts import cluster_of
-from paceline.cli.lasting_options import LastingOptions, bounds_of, saving_of
 from paceline.cli.live import LiveLine
 from paceline.cli.options import ScriptOptions, default_workers
 from paceline.cli.session import Session
@@ -27,7 +26,7 @@ from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
-from paceline.options import OUTPUT, option
+from paceline.options import LASTING, OUTPUT, option, read_time
 from paceline.record import read_run, write_run
 from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
@@ -39,7 +38,7 @@ from paceline.reports.noise import figure, find_noise, noise_document
 from paceline.reports.profile import time_table
 from paceline.reports.report import Sentence
 from paceline.reports.terminal import show_table, tell
-from paceline.settings import Launcher, RunSettings
+from paceline.settings import Launcher, RunSettings, SaveSettings
 from paceline.topology import discover
 from paceline.trials.core.run_advice import advise
 from paceline.trials.core.summary import Summary, summarize
@@ -50,6 +49,7 @@ from paceline.units import count, percent, rate, seconds
 
 MEASURED = 10  # steps: the times of a run that failed before are those of its beginning
 
+SAVES = "paceline-saves"  # the folder of all saves, where nothing else is given
 app = alone()
 
 
@@ -63,6 +63,24 @@ class RunOptions(ScriptOptions):
         "Folder for TensorBoard logs: loss, samples/s and the parts of each step.",
         "DIR",
         panel=OUTPUT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastingOptions:
+    PANEL: ClassVar = LASTING
+    elastic: str | None = option(
+        None,
+        "Go on without workers that are killed, with the same numbers, as long as MIN are left. With MAX, start again "
+        "with MAX workers at the next commit of a paceline.Elastic state.",
+        "MIN[:MAX]",
+    )
+    save_every: str | None = option(
+        None, "Save the script's paceline.Elastic state: every 10m, or every 500 commits.", "TIME|COMMITS"
+    )
+    save_to: Path | None = option(None, "Folder of the saved state.", "FOLDER", usual=f"{SAVES}/SCRIPT")
+    resume: str | None = option(
+        None, "Go on from a saved state. auto: from the one in --save-to, if there is one.", "auto|FOLDER"
     )
 
 
@@ -305,3 +323,49 @@ def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dic
             "advice": "Read the workers' output in the record: log.rank*.txt.",
         }
     return told
+
+
+# -- runs that outlast failures ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least and the most workers of an elastic run, as typed."""
+
+    least: int | None = None
+    most: int | None = None
+
+
+def bounds_of(typed: str | None) -> Bounds:
+    """`2` or `2:4`."""
+    if typed is None:
+        return Bounds()
+    least, colon, most = typed.partition(":")
+    if not least.isdigit() or int(least) < 1 or (colon and (not most.isdigit() or int(most) < int(least))):
+        raise UsageError(
+            f"--elastic {typed}: not a number of workers.", advice="Type it like this: --elastic 2, or --elastic 2:4"
+        )
+    return Bounds(int(least), int(most) if colon else None)
+
+
+def saving_of(asked: LastingOptions, script: str, *, needed: bool) -> SaveSettings | None:
+    """Where and when the state is saved; None if nothing asks for it. `needed`: another option does."""
+    every, folder, resume = asked.save_every, asked.save_to, asked.resume
+    if every is None and folder is None and resume is None and not needed:
+        return None
+    where = (Path(SAVES) / Path(script).stem if folder is None else folder).absolute()
+    start = where if resume == "auto" else Path(resume).absolute() if resume is not None else None
+    if start is not None and not (start / "checkpoint.json").is_file():
+        if resume != "auto":
+            raise UsageError(
+                f"--resume {resume}: there is no saved state.",
+                advice="Type the folder that holds checkpoint.json, or --resume auto.",
+            )
+        start = None
+    commits = int(every) if every is not None and every.isdigit() else 0
+    if every is not None and every.isdigit() and not commits:
+        raise UsageError("--save-every 0: nothing would be saved.", advice="Type it like this: --save-every 10m")
+    seconds = read_time(every, "--save-every") if every is not None and not commits else None
+    return SaveSettings(
+        folder=str(where), seconds=seconds or 0.0, commits=commits, resume="" if start is None else str(start)
+    )

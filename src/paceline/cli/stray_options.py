@@ -13,8 +13,7 @@ from typing import Any
 
 import typer
 
-from paceline.cli.command_words import Words, name_of, options_of, split, takes_value
-from paceline.cli.script_source import may_have
+from paceline.cli.command_words import Words, may_have, name_of, options_of, split, takes_value
 from paceline.cli.terminal import stderr
 
 EVERYBODYS = ("-h", "--help", "-m", "--version")  # options that every script has, or that say nothing

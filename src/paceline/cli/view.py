@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 from rich.console import Console
 
-from paceline.cli.need import need
 from paceline.cli.options import JsonOptions, RecordOptions, no_records
 from paceline.cli.session import Session
 from paceline.cli.verb import alone, verb
+from paceline.doctor.dependencies import need
 from paceline.errors import UsageError
 from paceline.options import OUTPUT, again, argument, option
 from paceline.units import size

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
 from paceline.__main__ import main as paceline
-from paceline.cli.horovodrun.config_file import read_config
-from paceline.cli.horovodrun.flags import Read, help_text, read
+from paceline.cli.horovodrun.flags import Read, help_text, read, read_config
 from paceline.errors import PacelineError, UsageError
 from paceline.launch.cluster import hosts
 from paceline.launch.cluster.ssh import HERE
