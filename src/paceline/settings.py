@@ -139,13 +139,7 @@ class RunSettings:
         "mirrored", "How the workers share the work.", "NAME[(ARGUMENT=VALUE,…)]", repeated=True, excludes=("--as",)
     )
     batch_dim: int = option(
-        0,
-        "Tensor dimension that counts samples.",
-        "N",
-        least=0,
-        rare=True,
-        repeated=True,
-        excludes=("--as",),
+        0, "Tensor dimension that counts samples.", "N", least=0, rare=True, repeated=True, excludes=("--as",)
     )
     whole: tuple[str, ...] = option(
         (),

@@ -128,8 +128,7 @@ def _show_version(asked: bool) -> None:
 )
 def paceline(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Holds the options of the program itself; every verb is a subcommand."""

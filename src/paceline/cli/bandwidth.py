@@ -104,14 +104,7 @@ def bandwidth(session: Session, asked: BandwidthOptions) -> None:
     )
     record = session.open_record(asked.record, "bandwidth", share=share, labels=labels)
     plan = trials.plan(
-        host,
-        workers=number,
-        ops=ops,
-        sizes=sizes,
-        backends=backends,
-        parts=parts,
-        quick=asked.quick,
-        hosts=hosts,
+        host, workers=number, ops=ops, sizes=sizes, backends=backends, parts=parts, quick=asked.quick, hosts=hosts
     )
     topology = survey()
     measured, outcome = carry_out(plan, session, record, share=share)

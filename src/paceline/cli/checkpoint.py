@@ -123,11 +123,7 @@ def verify(session: Session, asked: VerifyOptions) -> None:
     raise typer.Exit(int(bool(wrong)))
 
 
-@verb(
-    app,
-    "paceline checkpoint convert ck model.pt --part model",
-    "paceline checkpoint convert ck out --to dcp",
-)
+@verb(app, "paceline checkpoint convert ck model.pt --part model", "paceline checkpoint convert ck out --to dcp")
 def convert(session: Session, asked: ConvertOptions) -> None:
     """Converts between checkpoints of Paceline, torch files and DCP folders, without unpickling anything."""
     from paceline.checkpoint.convert import convert as convert_checkpoint  # imports torch

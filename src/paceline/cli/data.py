@@ -40,9 +40,7 @@ class PackOptions(OutputOptions):
     shuffle: bool = option(True, "Shuffle the records across the files.", names="--shuffle/--no-shuffle")
     seed: int = option(0, "Random seed for shuffling.", "N")
     decode: bool = option(
-        True,
-        "Decode every image first; name and leave out those that cannot be decoded.",
-        names="--decode/--no-decode",
+        True, "Decode every image first; name and leave out those that cannot be decoded.", names="--decode/--no-decode"
     )
     max_bytes: int = option(RECORD, "Largest image file to accept: 4GiB.", "SIZE", usual="1GiB", reads=read_size)
 

@@ -80,10 +80,7 @@ class Story:
     def conclusion(self) -> list[str]:
         points = self.scaled.points if self.scaled else []
         on_all = next((point for point in points if point.workers == self.machine.workers), None)
-        return [
-            about_workers(self.machine, on_all),
-            about_tuning(self.tuned, self.tuned_step, skipped=self.skipped),
-        ]
+        return [about_workers(self.machine, on_all), about_tuning(self.tuned, self.tuned_step, skipped=self.skipped)]
 
 
 @verb(app, "paceline demo")

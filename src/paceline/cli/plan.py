@@ -259,7 +259,6 @@ def carry_out(session: Session, script: str, asked: PlanOptions) -> Path:
         raise typer.Exit(outcome.exit_code)
     if failed:
         raise RecordError(
-            f"{failed[0].name}: {failed[0].message}",
-            advice=f"Look at the trial's record: {course.record / 'trials'}",
+            f"{failed[0].name}: {failed[0].message}", advice=f"Look at the trial's record: {course.record / 'trials'}"
         )
     return course.record

@@ -59,10 +59,7 @@ class RunOptions(ScriptOptions):
     timeline: Path | None = option(None, "Write a timeline of phases and gradient buckets for Perfetto.", "FILE")
     emulate: int | None = option(None, "Emulate N workers: N× batch, per-worker batch norm.", "N", least=1)
     tensorboard: Path | None = option(
-        None,
-        "Folder for TensorBoard logs: loss, samples/s and the parts of each step.",
-        "DIR",
-        panel=OUTPUT,
+        None, "Folder for TensorBoard logs: loss, samples/s and the parts of each step.", "DIR", panel=OUTPUT
     )
 
 
@@ -256,8 +253,7 @@ def show_summary(
         ran_all = summary.workers > 1 and launch_as is None and not verdict
         whole = ": every worker ran all of the script" if ran_all else ""
         console.print(
-            f"{count(summary.workers, 'worker')} · {seconds(wall)} · no optimizer step was made{whole}",
-            soft_wrap=True,
+            f"{count(summary.workers, 'worker')} · {seconds(wall)} · no optimizer step was made{whole}", soft_wrap=True
         )
     else:
         head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(wall)]

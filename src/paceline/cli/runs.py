@@ -337,16 +337,7 @@ def _found(session: Session, asked: WhereOptions, which: Sequence[str]) -> tuple
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 # Columns, and the least width of the terminal in which each is shown.
-COLUMNS = {
-    "record": 0,
-    "verb": 0,
-    "status": 0,
-    "workers": 110,
-    "samples/s": 60,
-    "a step": 80,
-    "took": 100,
-    "size": 70,
-}
+COLUMNS = {"record": 0, "verb": 0, "status": 0, "workers": 110, "samples/s": 60, "a step": 80, "took": 100, "size": 70}
 
 
 def runs_table(entries: Sequence[RecordEntry], sizes: Mapping[str, int], width: int) -> Table:

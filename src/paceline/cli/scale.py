@@ -56,11 +56,7 @@ class ScaleOptions(WorkerOptions):
     steps: int = option(30, "Number of steps of each trial.", "K", least=1)
 
 
-@verb(
-    app,
-    "paceline scale -n 1,2,4 train.py --epochs 1",
-    "paceline scale -n 2,4,8 --hosts a:4,b:4 train.py --epochs 1",
-)
+@verb(app, "paceline scale -n 1,2,4 train.py --epochs 1", "paceline scale -n 2,4,8 --hosts a:4,b:4 train.py --epochs 1")
 def scale(session: Session, settings: RunSettings, asked: ScaleOptions) -> None:
     settings = replace(settings, steps=asked.steps)
     if asked.weak and any(one.startswith("emulate=") for one in settings.mods):
@@ -149,12 +145,7 @@ def carry_out(
     with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:
         task = bar.add_task("starting", total=len(plan) * steps)
         trials.carry_out(
-            plan,
-            zygote=session.workers(),
-            record=record,
-            on_event=on_event,
-            on_start=on_start,
-            on_result=on_result,
+            plan, zygote=session.workers(), record=record, on_event=on_event, on_start=on_start, on_result=on_result
         )
         series.conclude(outcome, measured)
     return outcome

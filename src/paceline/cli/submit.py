@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,7 +23,6 @@ from paceline.launch.cluster.jobs.manifest import KubernetesJob, documents, text
 from paceline.options import again, argument, option
 from paceline.settings import RunSettings
 
-SLURM, KUBERNETES = "Slurm", "Kubernetes"
 VERBS = ("run", "scale", "sweep", "tune", "converge", "profile", "bandwidth", "topo")  # that use several hosts
 
 app = alone()
@@ -35,41 +34,10 @@ class SubmitOptions(JsonOptions):
     script: str = argument("SCRIPT|VERB", "Training script, or a verb and its own words: scale -n 2,4 train.py.")
     arguments: tuple[str, ...] = again(RunSettings, "arguments")
     module: bool = again(RunSettings, "module")
-    nodes: int = option(1, "Number of hosts.", "N", least=1)
-    workers_per_node: int = option(1, "Number of workers on each host.", "N", least=1)
-    gpus_per_node: int = option(0, "Number of GPUs on each host.", "N", least=0, usual="no GPUs are asked for")
     run_options: str = option(
         "", "Options of `paceline run`, with a SCRIPT: '--strategy zero1 --mod precision=bf16'.", "TEXT"
     )
-    name: str = option("", "Name of the job.", "NAME", usual="the script's")
     dry_run: bool = option(False, "Print the job, and submit nothing.")
-    slurm: bool = option(False, "Submit a batch job to Slurm.", panel=SLURM)
-    time: str = option("", "Time limit: 2:00:00.", "TIME", panel=SLURM)
-    partition: str = option("", "Partition.", "NAME", panel=SLURM)
-    account: str = option("", "Account to charge.", "NAME", panel=SLURM)
-    container: str = option(
-        "",
-        "Container image with Paceline and torch to run in, on clusters with pyxis. It sees the current folder.",
-        "IMAGE",
-        panel=SLURM,
-    )
-    warn_before: int = option(
-        120,
-        "Time between SIGUSR1, which is passed on to the script, and the time limit.",
-        "SECONDS",
-        least=1,
-        panel=SLURM,
-    )
-    sbatch: tuple[str, ...] = option(
-        (), "Another option of sbatch: --sbatch=--qos=high. May be repeated.", "OPTION", panel=SLURM
-    )
-    kubernetes: bool = option(False, "Create an Indexed Job in Kubernetes.", panel=KUBERNETES)
-    kubeflow: bool = option(False, "With --kubernetes: a PyTorchJob of Kubeflow instead.", panel=KUBERNETES)
-    image: str = option("", "Container image with Paceline, torch and the script.", "IMAGE", panel=KUBERNETES)
-    namespace: str = option("", "Namespace.", "NAME", usual="kubectl's", panel=KUBERNETES)
-    workdir: str = option(
-        "", "Folder in the image where the script is run.", "DIR", usual="the image's own", panel=KUBERNETES
-    )
 
 
 @verb(
@@ -78,9 +46,9 @@ class SubmitOptions(JsonOptions):
     "paceline submit --slurm --nodes 2 --workers-per-node 4 --account physics scale -n 2,4,8 train.py",
     "paceline submit --kubernetes --image registry/train:1 --nodes 2 --gpus-per-node 8 train.py",
 )
-def submit(session: Session, asked: SubmitOptions) -> None:
+def submit(session: Session, asked: SubmitOptions, job: Job, pods: KubernetesJob) -> None:
     script, module, run_options = asked.script, asked.module, asked.run_options
-    if asked.slurm == (asked.kubernetes or asked.kubeflow):
+    if job.slurm == (pods.kubernetes or pods.kubeflow):
         raise UsageError(
             "paceline submit needs one scheduler: --slurm or --kubernetes.",
             advice="Type: paceline submit --slurm train.py",
@@ -94,24 +62,21 @@ def submit(session: Session, asked: SubmitOptions) -> None:
     words = [*split(run_options), *(["-m"] if module else []), script, *own_arguments(asked.arguments)]
     run = [script, *asked.arguments] if is_verb else ["run", *words]
     named = next((word for word in run[1:] if word.endswith(".py")), script)
-    name = asked.name or (f"{script}-{name_of(named)}"[:40] if is_verb and named != script else name_of(script))
-    total = asked.nodes * max(asked.workers_per_node, asked.gpus_per_node)
-    if not asked.slurm:
-        if not asked.image:
+    name = job.name or (f"{script}-{name_of(named)}"[:40] if is_verb and named != script else name_of(script))
+    total = job.nodes * max(job.workers_per_node, job.gpus_per_node)
+    if not job.slurm:
+        if not pods.image:
             raise UsageError(
                 "paceline submit --kubernetes needs a container image.", advice="Type: --image registry/train:1"
             )
         # The script is in the image, so it is not looked for here.
-        pods = KubernetesJob(
+        pods = replace(
+            pods,
             name=name,
-            image=asked.image,
             run=counted(run, total),
-            nodes=asked.nodes,
             secret=secrets.token_urlsafe(32),
-            gpus_per_node=asked.gpus_per_node,
-            namespace=asked.namespace,
-            folder=asked.workdir,
-            kubeflow=asked.kubeflow,
+            nodes=job.nodes,
+            gpus_per_node=job.gpus_per_node,
         )
         _submit(session, text_of(documents(pods)), ["kubectl", "create", "-f", "-"], dry_run=asked.dry_run)
         return
@@ -120,20 +85,9 @@ def submit(session: Session, asked: SubmitOptions) -> None:
             f"The script {script!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
             advice="Type the path of a Python file, or a module's name after -m.",
         )
-    job = Job(
-        name=name,
-        command=["paceline", *counted(run, total)] if asked.container else [sys.executable, "-m", "paceline", *run],
-        folder=os.getcwd(),
-        nodes=asked.nodes,
-        workers_per_node=asked.workers_per_node,
-        gpus_per_node=asked.gpus_per_node,
-        time=asked.time,
-        partition=asked.partition,
-        account=asked.account,
-        container=asked.container,
-        warning=asked.warn_before,
-        more=asked.sbatch,
-    )
+    in_image = ["paceline", *counted(run, total)]
+    command = in_image if job.container else [sys.executable, "-m", "paceline", *run]
+    job = replace(job, name=name, command=command, folder=os.getcwd())
     _submit(session, batch_script(job), ["sbatch"], dry_run=asked.dry_run)
 
 

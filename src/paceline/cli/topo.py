@@ -54,9 +54,7 @@ class TopoOptions(HostOptions):
     )
     choose: int | None = option(None, "Choose the best K GPUs for a ring, with the reason.", "K")
     nccl_log: Path | None = option(
-        None,
-        "NCCL log file, or record of a run: adds the transport of each pair, and unused NVLinks.",
-        "LOG",
+        None, "NCCL log file, or record of a run: adds the transport of each pair, and unused NVLinks.", "LOG"
     )
     svg: Path | None = option(None, "Draw the topology into this file.", "FILE", panel=OUTPUT)
 

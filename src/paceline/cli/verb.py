@@ -209,9 +209,4 @@ def _completes_value() -> bool:
     return at.isdecimal() and int(at) < len(words) and words[int(at)] == "="
 
 
-COMPLETE = {
-    "strategy": strategies.complete,
-    "mods": mods.complete,
-    "script": _mod_values,
-    "arguments": _mod_values,
-}
+COMPLETE = {"strategy": strategies.complete, "mods": mods.complete, "script": _mod_values, "arguments": _mod_values}

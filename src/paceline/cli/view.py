@@ -55,11 +55,7 @@ class ViewOptions(JsonOptions):
     token_file: Path | None = option(None, "File with the access token. Only you may have read permission.", "FILE")
     open: bool = option(False, "Open the page in a browser.")
     page_seconds: float = option(
-        30.0,
-        "Time limit for reading a record's traces, and for each table made of them.",
-        "S",
-        least=0.1,
-        panel=LIMITS,
+        30.0, "Time limit for reading a record's traces, and for each table made of them.", "S", least=0.1, panel=LIMITS
     )
     most_events: int = option(
         8_000_000,
@@ -69,10 +65,7 @@ class ViewOptions(JsonOptions):
         panel=LIMITS,
     )
     export: Path | None = option(
-        None,
-        "Write RECORD, or the newest record, into one self-contained HTML file instead.",
-        "FILE",
-        panel=OUTPUT,
+        None, "Write RECORD, or the newest record, into one self-contained HTML file instead.", "FILE", panel=OUTPUT
     )
     record: Path = again(RecordOptions, "record")
 

@@ -229,8 +229,7 @@ def read(arguments: Sequence[str]) -> Read:
             raise UsageError(f"paceline-horovodrun {name}: there is no such flag.", advice=hint)
         if flag.part == "missing":
             raise UsageError(
-                f"paceline-horovodrun {name}: elastic runs have no such flag here.",
-                advice=f"Leave {name} out.",
+                f"paceline-horovodrun {name}: elastic runs have no such flag here.", advice=f"Leave {name} out."
             )
         if flag.takes is None and sign:
             raise UsageError(

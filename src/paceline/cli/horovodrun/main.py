@@ -161,8 +161,7 @@ def _script(command: list[str]) -> list[str]:
         return command
     if PYTHON.fullmatch(os.path.basename(program)) is None:
         raise UsageError(
-            f"the command {program!r} is not Python: Paceline's workers are Python processes.",
-            advice=EXAMPLE,
+            f"the command {program!r} is not Python: Paceline's workers are Python processes.", advice=EXAMPLE
         )
     if os.path.isabs(program) and not _is_this_python(program):
         raise UsageError(
