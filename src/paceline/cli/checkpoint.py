@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.checkpoint import manifest
@@ -15,10 +14,12 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.verify import fault_of
 from paceline.cli.options import JsonOptions
 from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results
 from paceline.cli.verb import group, verb
 from paceline.options import argument, option
 from paceline.units import count, size
 
+NUMBERS = ("tensors", "size")  # columns
 app = group("paceline checkpoint show ck", "paceline checkpoint verify ck", no_args_is_help=True)
 
 
@@ -56,7 +57,7 @@ def show(session: Session, asked: ShowOptions) -> None:
         head = {"step": content.step, "saved": content.saved, "extra": content.extra, "bytes": content.bytes}
         session.print_document(head | {"parts": parts, "files": files, "tensors": listed})
         return
-    console = Console(highlight=False, markup=False)
+    console = results()
     console.print(_headline(content), soft_wrap=True)
     console.print(_parts_table(content))
     held = f"{count(len(content.tensors), 'tensor')} in {count(len(content.files), 'file')}"
@@ -76,7 +77,7 @@ def _headline(content: Manifest) -> str:
 
 
 def _parts_table(content: Manifest) -> Table:
-    table = _table("part", "class", "tensors", "size")
+    table = grid("part", "class", "tensors", "size", right=NUMBERS)
     for name, part in content.parts.items():
         own = [tensor for key, tensor in content.tensors.items() if key.startswith(f"{name}/")]
         what = part["class"] or part["kind"]
@@ -88,17 +89,10 @@ def _parts_table(content: Manifest) -> Table:
 
 
 def _tensors_table(content: Manifest) -> Table:
-    table = _table("tensor", "dtype", "shape", "size")
+    table = grid("tensor", "dtype", "shape", "size", right=NUMBERS)
     for name, tensor in sorted(content.tensors.items()):
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
         table.add_row(name, tensor.dtype, shape, size(tensor.bytes))
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("tensors", "size") else "left")
     return table
 
 
@@ -112,7 +106,7 @@ def verify(session: Session, asked: VerifyOptions) -> None:
         files: list[dict[str, Any]] = [asdict(file) | {"fault": faults[file.path] or None} for file in content.files]
         session.print_document({"step": content.step, "files": files, "intact": not wrong})
     else:
-        console = Console(highlight=False, markup=False)
+        console = results()
         for name, fault in wrong.items():
             console.print(f"! {name} {fault}", soft_wrap=True)
         files_said = count(len(faults), "file")

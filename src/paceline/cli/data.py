@@ -16,11 +16,11 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from paceline.cli.options import OutputOptions
 from paceline.cli.series import Trouble
 from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results, stderr
 from paceline.cli.verb import group, verb
 from paceline.data.formats import pack as pack_format
 from paceline.data.size_limits import RECORD
@@ -51,7 +51,7 @@ def pack(session: Session, asked: PackOptions) -> None:
     what, out, quiet, json = asked.what, asked.out, session.quiet, session.json
     is_dataset = ":" in what and not os.path.isdir(what)
     home = out or (f"{Path(what.partition(':')[0]).stem}-packed" if is_dataset else _beside(what))
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = stderr()
     with _printing_aside(), _progress(quiet or json) as progress:
         bar = progress.add_task("packing", total=None)
 
@@ -174,11 +174,9 @@ def _missing(paths: Sequence[str], checked: list[pack_format.Checked]) -> list[s
 
 
 def _show(checked: list[pack_format.Checked], wrong: list[str], stale: list[str], *, quiet: bool) -> None:
-    console = Console(highlight=False, markup=False)
+    console = results()
     if not quiet:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("file", "records", "size", "damaged", "index"):
-            table.add_column(heading, justify="left" if heading in ("file", "index") else "right")
+        table = grid("file", "records", "size", "damaged", "index", right=("records", "size", "damaged"))
         for file in checked:
             table.add_row(
                 *(file.path, str(file.records), size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")

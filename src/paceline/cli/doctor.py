@@ -15,6 +15,7 @@ from rich.text import Text
 from paceline.cli.defaults import OWN, PREFIX, Defaults, find_defaults
 from paceline.cli.options import JsonOptions, RecordOptions
 from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results
 from paceline.cli.verb import alone, verb
 from paceline.doctor.checks import Check, examine
 from paceline.errors import UsageError
@@ -38,7 +39,7 @@ def doctor(session: Session, asked: DoctorOptions) -> None:
     if session.json:
         session.print_document({"checks": msgspec.to_builtins(checks), "defaults": listed})
     else:
-        show(Console(highlight=False, markup=False), checks, found)
+        show(results(), checks, found)
     raise typer.Exit(int(any(check.prevents and not check.ok for check in checks)))
 
 
@@ -58,7 +59,7 @@ def _defaults(program: Any) -> tuple[Defaults, Check]:
 def show(console: Console, checks: list[Check], defaults: Defaults | None = None) -> None:
     """Prints a table with one mark per check, the advice for each failed check, the defaults of the project with their
     sources, and a conclusion."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = grid()
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("stop" if check.prevents else "warn", "bold red")
         found = Text(check.found)
@@ -81,7 +82,7 @@ def show(console: Console, checks: list[Check], defaults: Defaults | None = None
 
 
 def _defaults_table(defaults: Defaults) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = grid(header_style="bold", show_header=True)
     table.add_column("default of this project", overflow="fold")
     table.add_column("from", overflow="fold")
     table.add_column("")

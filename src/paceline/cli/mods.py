@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from paceline.cli.options import JsonOptions
 from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results
 from paceline.cli.verb import alone, verb
 from paceline.mods.catalog import CATALOG
 
@@ -22,12 +21,10 @@ def mods(session: Session, asked: JsonOptions) -> None:
     if asked.json:
         session.print_document({"mods": [msgspec.to_builtins(entry) for entry in CATALOG.values()]})
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("--mod", "what it does", "numbers"):
-        table.add_column(heading)
+    table = grid("--mod", "what it does", "numbers")
     for entry in CATALOG.values():
         takes_number = entry.values == ("N",)
         value = "=N" if takes_number else "=VALUE" if entry.pattern else "[=VALUE]" if entry.values else ""
         choice = f" ({', '.join(entry.values)})" if entry.values and not takes_number else ""
         table.add_row(entry.name + value, entry.summary + choice, NUMBERS[entry.numbers])
-    Console(highlight=False, markup=False).print(table)
+    results().print(table)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from paceline.cli.options import RECORDS, JsonOptions, RecordOptions, no_records
 from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results, stderr
 from paceline.cli.verb import group, taking_options, verb
 from paceline.errors import RecordError, UsageError
 from paceline.options import OUTPUT, again, argument, option, read_size
@@ -153,7 +154,7 @@ def runs(session: Session, asked: ListOptions) -> None:
         documents = [_document(library, entry, sizes[entry.name]) for entry in shown]
         session.print_document({"records": str(library.root), "total": len(found), "runs": documents})
         return
-    console = Console(highlight=False, markup=False)
+    console = results()
     if not console.is_terminal:
         # For another program nothing is cut, unless it asks for a width.
         console = Console(highlight=False, markup=False, width=None if "COLUMNS" in all_variables() else 200)
@@ -187,7 +188,7 @@ def show(session: Session, asked: OneOptions) -> None:
         told = _document(library, entry, size_on_disk(folder))
         session.print_document({"run": told, "origin": msgspec.to_builtins(read_origin(folder))})
         return
-    show_record(Console(highlight=False, markup=False), folder, entry, size_on_disk(folder))
+    show_record(results(), folder, entry, size_on_disk(folder))
 
 
 @verb(app, "paceline runs name last 'wide model'")
@@ -251,7 +252,7 @@ def prune(session: Session, asked: PruneOptions) -> None:
 def _delete(
     session: Session, library: Library, chosen: Sequence[tuple[RecordEntry, int]], asked: DeletionOptions
 ) -> None:
-    console = Console(highlight=False, markup=False, stderr=session.json)
+    console = results(json=session.json)
     names, total = [entry.name for entry, _ in chosen], sum(taken for _, taken in chosen)
     for entry, taken in chosen:
         console.print(f"{entry.name}  {entry.state}  {size(taken)}", soft_wrap=True)
@@ -270,9 +271,7 @@ def _delete(
             remove(library.root / entry.name)
         except RecordError as error:
             failed.append(entry.name)
-            Console(stderr=True, highlight=False, markup=False).print(
-                f"paceline: {error.message} {error.advice}".rstrip(), style="red", soft_wrap=True
-            )
+            stderr().print(f"paceline: {error.message} {error.advice}".rstrip(), style="red", soft_wrap=True)
     gone = [name for name in names if name not in failed]
     console.print(f"{'would be deleted' if asked.dry_run else 'deleted'}: {count(len(gone), 'record')}, {size(total)}")
     if session.json:
@@ -291,7 +290,7 @@ def _label(session: Session, asked: OneOptions, **changes: Any) -> None:
     if session.json:
         session.print_document(msgspec.to_builtins(labels))
     else:
-        show_labels(Console(highlight=False, markup=False), entry.name, labels)
+        show_labels(results(), entry.name, labels)
 
 
 def _document(library: Library, entry: RecordEntry, taken: int) -> dict[str, Any]:
@@ -407,7 +406,7 @@ def show_record(console: Console, folder: Path, entry: RecordEntry, taken: int) 
             facts["git"] = f"{tree.commit or 'no commit yet'}{branch}{dirty or (', changed' if tree.dirty else '')}"
         facts["packages"] = " ".join(f"{name}=={version}" for name, version in origin.packages.items())
         facts |= origin.environment
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = grid()
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for title, value in facts.items():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from paceline.charts.chart import Chart
@@ -20,9 +22,17 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, markup=False)
 
 
-def results(*, json: bool) -> Console:
+def results(*, json: bool = False) -> Console:
     """The console for the results of a verb: standard output, unless that belongs to the JSON document."""
     return stderr() if json else Console(highlight=False, markup=False)
+
+
+def grid(*headings: str, right: Collection[str] = (), **how: Any) -> Table:
+    """A table without lines, for what is no report. `right`: the columns of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), **{"show_header": bool(headings), **how})
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
 
 
 class TimeLeft(ProgressColumn):

@@ -18,6 +18,7 @@ from rich.text import Text
 from paceline.cli.hosts import on_hosts
 from paceline.cli.options import HostOptions
 from paceline.cli.session import Session
+from paceline.cli.terminal import results
 from paceline.cli.verb import alone, verb
 from paceline.comm.measuring.plan import HostTopology
 from paceline.errors import LaunchError, UsageError
@@ -84,7 +85,7 @@ def topo(session: Session, asked: TopoOptions) -> None:
     if session.json:
         session.print_document(document(topology, choice, log, notes, svg))
         return
-    console = Console(highlight=False, markup=False)
+    console = results()
     show(console, topology, choice=choice, log=log, notes=notes)
     if svg is not None:
         console.print(f"picture: {svg}", soft_wrap=True)
@@ -115,7 +116,7 @@ def _show_hosts(session: Session, others: dict[str, Any]) -> None:
         told = [{"name": name, **msgspec.to_builtins(found[number])} for number, name in enumerate(names)]
         session.print_document({"hosts": told, "between": msgspec.to_builtins(rates)})
         return
-    console = Console(highlight=False, markup=False)
+    console = results()
     for number, name in enumerate(names):
         console.print(f"{name} (interface {found[number].interface or 'none'})", style="bold cyan")
         show(console, found[number].topology)

@@ -10,23 +10,19 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 from urllib.parse import quote
-
-from rich.console import Console
 
 from paceline.cli.options import JsonOptions, RecordOptions, no_records
 from paceline.cli.session import Session
+from paceline.cli.terminal import results
 from paceline.cli.verb import alone, verb
 from paceline.doctor.dependencies import need
 from paceline.errors import UsageError
 from paceline.options import OUTPUT, again, argument, option
 from paceline.units import size
+from paceline.view.records.limits import ViewLimits
 
-if TYPE_CHECKING:
-    from paceline.view.records.limits import ViewLimits
-
-LIMITS = "Page limits"
 app = alone()
 
 
@@ -54,16 +50,6 @@ class ViewOptions(JsonOptions):
     )
     token_file: Path | None = option(None, "File with the access token. Only you may have read permission.", "FILE")
     open: bool = option(False, "Open the page in a browser.")
-    page_seconds: float = option(
-        30.0, "Time limit for reading a record's traces, and for each table made of them.", "S", least=0.1, panel=LIMITS
-    )
-    most_events: int = option(
-        8_000_000,
-        "Most trace events to read per record; a million events take about 250 MB of memory.",
-        "N",
-        least=1,
-        panel=LIMITS,
-    )
     export: Path | None = option(
         None, "Write RECORD, or the newest record, into one self-contained HTML file instead.", "FILE", panel=OUTPUT
     )
@@ -77,11 +63,8 @@ class ViewOptions(JsonOptions):
     "paceline view trace.json.gz",
     "paceline view --export report.html",
 )
-def view(session: Session, asked: ViewOptions) -> None:
+def view(session: Session, asked: ViewOptions, limits: ViewLimits) -> None:
     need("view", "view")
-    from paceline.view.records.limits import ViewLimits
-
-    limits = ViewLimits(seconds=asked.page_seconds, events=asked.most_events)
     traces = list(asked.chosen) if any(path.is_file() for path in asked.chosen) else None
     with TemporaryDirectory(prefix="paceline-view-") if traces else nullcontext("") as folder:
         if traces:
@@ -131,7 +114,7 @@ def _serve(
     if session.json:
         session.print_document({"url": url, "records": str(root)})
     else:
-        console = Console(highlight=False, markup=False)
+        console = results()
         console.print(f"trace:   {name}" if foreign else f"records: {root}", soft_wrap=True)
         console.print(f"open:    {url}", soft_wrap=True, style="bold")
         console.print("Ctrl-C stops the server.")
@@ -190,4 +173,4 @@ def _export(session: Session, root: Path, name: str, target: Path, limits: ViewL
     if session.json:
         session.print_document({"export": str(target), "bytes": written})
     else:
-        Console(highlight=False, markup=False).print(f"report: {target} ({size(written)})", soft_wrap=True)
+        results().print(f"report: {target} ({size(written)})", soft_wrap=True)
