@@ -13,7 +13,7 @@ from paceline.cli import series
 from paceline.cli.hosts import on_hosts
 from paceline.cli.options import WorkerOptions
 from paceline.cli.session import Session
-from paceline.cli.terminal import progress_bar, results, stderr
+from paceline.cli.terminal import plotted, progress_bar, results, stderr
 from paceline.cli.verb import alone, verb
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
@@ -118,7 +118,10 @@ def bandwidth(session: Session, asked: BandwidthOptions) -> None:
         interrupted=outcome.interrupted,
     )
     series.write_verdict(record, verdict)
-    plots = draw(verdict, record)
+    drawn = {"collectives": reports.curves(verdict), "pairs": reports.pair_maps(verdict)}
+    title = count(verdict.workers, "worker")
+    made = [plotted(charts, record / "plots" / f"{name}.svg", title) for name, charts in drawn.items()]
+    plots = [plot for plot in made if plot is not None]
     if not session.quiet:
         show(results(json=session.json), reports.report(verdict))
     code = outcome.exit_code if outcome.interrupted else exit_code(verdict)
@@ -180,18 +183,6 @@ def notes(host: Host, topology: Topology, measured: list[trials.Result]) -> list
     if devices is not None and devices.reports and not topology.devices:
         found.append("The usual rates of the GPU links are unknown without NVML. Type: pip install nvidia-ml-py")
     return found
-
-
-def draw(verdict: Verdict, record: Path) -> list[Path]:
-    """Draws the plots into the record."""
-    from paceline.charts.svg import write_svg
-
-    drawn = []
-    for name, made in (("collectives", reports.curves(verdict)), ("pairs", reports.pair_maps(verdict))):
-        if made:
-            drawn.append(record / "plots" / f"{name}.svg")
-            write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))
-    return drawn
 
 
 def exit_code(verdict: Verdict) -> int:

@@ -17,7 +17,7 @@ from paceline.cli.hosts import on_hosts
 from paceline.cli.live import LiveLine
 from paceline.cli.options import ScriptOptions, default_workers
 from paceline.cli.run import RunOptions
-from paceline.cli.series import Line
+from paceline.cli.series import Series, failure
 from paceline.cli.session import Session
 from paceline.cli.terminal import results, stderr
 from paceline.cli.verb import alone, verb
@@ -37,7 +37,6 @@ from paceline.reports.terminal import show, tell
 from paceline.settings import ProfileSettings, RunSettings
 from paceline.topology import discover
 from paceline.topology.sampling import Sampler
-from paceline.trials.core.bench import Bench, Budget
 
 if TYPE_CHECKING:
     from paceline.advise.finding import Finding
@@ -137,7 +136,7 @@ def profile(session: Session, settings: RunSettings, traced: ProfileSettings, as
             console.print(f"The traces of {missing} of {settings.workers} workers are lost.", style="yellow")
         code = 0
         if asked.prove and outcome.exit_code == 0:
-            code = _prove(session, settings, told.findings, budget=limit, console=console)
+            code = _prove(session, settings, told.findings, budget=limit)
         more = failure(outcome) | {"as": settings.launch_as}
         _tell(told, session, top=asked.top, more=more)
         if code:
@@ -179,9 +178,7 @@ def _run(
     return outcome
 
 
-def _prove(
-    session: Session, settings: RunSettings, found: list[Finding], *, budget: float | None, console: Console
-) -> int:
+def _prove(session: Session, settings: RunSettings, found: list[Finding], *, budget: float | None) -> int:
     """Runs the trials and writes the measured gains into the record. Returns the exit code: 128 + the signal's number
     after an interrupt."""
     from paceline.advise.commands import complete
@@ -189,22 +186,13 @@ def _prove(
     from paceline.trials.tune import prove
 
     assert session.record is not None
-    clock = Budget(budget)
-    line = Line(console, clock, quiet=session.quiet)
-    bench = Bench(
-        replace(settings, profile=None, steps=prove.STEPS, enough=prove.SETTLED),
-        zygote=session.workers(),
-        record=session.record,
-        budget=clock,
-        verb="profile",
-        on_event=line.event,
-        on_start=lambda name: line.start(name, trial=True),
-    )
+    settings = replace(settings, profile=None, steps=prove.STEPS, enough=prove.SETTLED)
+    course = Series.on(session, settings, session.record, budget)
     code = 0
     run = read_run(session.record)
     try:
-        with line:
-            prove.prove(bench, found, mods=settings.mods, tell=line.say)
+        with course.line:
+            prove.prove(course.bench(label=str), found, mods=settings.mods, tell=course.line.say)
     except KeyboardInterrupt as error:
         code = exit_code_of(error)
     for finding in found:  # another mod may have turned out to be the faster one
@@ -274,15 +262,3 @@ def document(told: Profile) -> dict[str, Any]:
         "waits": told.waits,
         "findings": msgspec.to_builtins(told.findings),
     }
-
-
-def failure(outcome: Outcome) -> dict[str, Any]:
-    """The `error` of the JSON document, if the script failed or was stopped."""
-    told: dict[str, Any] = {"exit_code": outcome.exit_code}
-    if outcome.exit_code:
-        told["error"] = {
-            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
-            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
-            "advice": "Read the workers' output in the record: log.rank*.txt.",
-        }
-    return told

@@ -18,6 +18,7 @@ from paceline.cli.command_words import another_verb
 from paceline.cli.hosts import cluster_of
 from paceline.cli.live import LiveLine
 from paceline.cli.options import ScriptOptions, default_workers
+from paceline.cli.series import failure
 from paceline.cli.session import Session
 from paceline.cli.terminal import stderr
 from paceline.cli.verb import alone, verb
@@ -298,7 +299,7 @@ def show_times(console: Console, summary: Summary) -> None:
 
 def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dict[str, Any]:
     """What --json prints."""
-    told: dict[str, Any] = {
+    return {
         "workers": summary.workers,
         "view": summary.view,
         "strategy": summary.strategy,
@@ -310,15 +311,8 @@ def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dic
         "wall_clock": None if clock is None else msgspec.to_builtins(clock),
         "notices": outcome.notices,
         "not_in_force": outcome.not_in_force,
-        "exit_code": outcome.exit_code,
+        **failure(outcome),
     }
-    if outcome.exit_code:
-        told["error"] = {
-            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
-            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
-            "advice": "Read the workers' output in the record: log.rank*.txt.",
-        }
-    return told
 
 
 # -- runs that outlast failures ---------------------------------------------------------------------------------------

@@ -159,7 +159,12 @@ class Series:
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, host, oversubscribe=asked.oversubscribe or session.hosts is not None)
         record, settings = open_record(session, settings, asked)
-        console, limit = stderr(), Budget(asked.budget)
+        return cls.on(session, settings, record, asked.budget)
+
+    @classmethod
+    def on(cls, session: Session, settings: RunSettings, record: Path, budget: float | None) -> Series:
+        """A series in this record."""
+        console, limit = stderr(), Budget(budget)
         line = Line(console, limit, quiet=session.quiet)
         told = results(json=session.json)
         return cls(
@@ -217,6 +222,18 @@ def document(verdict: msgspec.Struct, trouble: Trouble | None, **more: Any) -> d
     told: dict[str, Any] = msgspec.to_builtins(verdict)
     told |= {name: str(value) if isinstance(value, Path) else value for name, value in more.items()}
     return told if trouble is None else told | {"error": dataclasses.asdict(trouble)}
+
+
+def failure(outcome: Outcome) -> dict[str, Any]:
+    """The `error` of the JSON document, if the script failed or was stopped."""
+    told: dict[str, Any] = {"exit_code": outcome.exit_code}
+    if outcome.exit_code:
+        told["error"] = {
+            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
+            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
+            "advice": "Read the workers' output in the record: log.rank*.txt.",
+        }
+    return told
 
 
 def write_verdict(record: Path, verdict: msgspec.Struct) -> None:

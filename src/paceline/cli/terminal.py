@@ -58,14 +58,15 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
     )
 
 
-def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
-    """Draws charts into the record and returns the file. None if there is no chart, or if it cannot be written."""
+def plotted(charts: Sequence[Chart], path: Path, about: str) -> Path | None:
+    """Draws charts into the record and returns the file. None if there is no chart, or if it cannot be written.
+    `about`: the script, or another title."""
     from paceline.charts.svg import write_svg
 
     if not charts:
         return None
     try:
-        write_svg(charts, path, title=Path(script).name)
+        write_svg(charts, path, title=Path(about).name)
     except OSError as error:
         stop(path, error)
         return None
