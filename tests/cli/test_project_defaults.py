@@ -98,6 +98,15 @@ def test_paths_are_relative_to_the_file_also_from_a_folder_below(project, launch
     assert json.loads(paceline_("runs", "show", "last", "--json")[1])["run"]["status"] == "succeeded"
 
 
+def test_every_option_that_is_a_path_is_relative_to_the_file(project, launched, paceline_, monkeypatch):
+    folder = project(own='[run]\ntimeline = "charts/steps.json"\n')
+    (folder / "charts").mkdir()
+    (folder / "below").mkdir()
+    (folder / "below" / "train.py").touch()
+    monkeypatch.chdir(folder / "below")
+    assert paceline_("run", "train.py")[0] == 0
+
+
 def test_the_record_knows_the_command_and_the_defaults(project, launched, paceline_, tmp_path):
     project(own="[run]\nseed = 3\n")
     paceline_("run", "train.py")

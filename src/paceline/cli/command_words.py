@@ -7,12 +7,14 @@ says which words belong where, also by what the source of the script mentions, a
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 
 @dataclass(slots=True)
@@ -60,6 +62,20 @@ def options_of(command: Any) -> dict[str, Any]:
         for name in (*option.opts, *option.secondary_opts)
         if name.startswith("-")
     }
+
+
+def declared(command: Any, name: str) -> tuple[Any, float | None, float | None]:
+    """The type of a parameter of a verb, or of one of several values, and its limits, as our own code declares them."""
+    try:
+        annotation = inspect.signature(command.callback, eval_str=True).parameters[name].annotation
+    except (AttributeError, KeyError, TypeError, ValueError, NameError):
+        return None, None, None
+    kind, *more = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next((one for one in get_args(kind) if one is not type(None)), None)
+    kind = get_args(kind)[0] if get_origin(kind) is list else kind
+    about = more[0] if more else None
+    return kind, getattr(about, "min", None), getattr(about, "max", None)
 
 
 def takes_value(option: Any) -> bool:
