@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
+from paceline.options import LABELS  # of one record: another command makes another one
+
 
 @dataclass(slots=True)
 class Words:
@@ -29,9 +31,6 @@ class Words:
     def line(self, verb: str, *, first: Sequence[str] = (), after: Sequence[str] = ()) -> str:
         """`paceline run`, the options `first` and `own`, the script, and its arguments: `after`, then the others."""
         return f"{verb} {shlex.join([*first, *self.own, self.script, *after, *self.rest])}"
-
-
-LABELS = ("--name", "--tag", "--note")  # of one record: another command makes another one
 
 
 def another_verb(context: Any, typed: Sequence[str], verb: str, options: Sequence[str]) -> str:
@@ -49,7 +48,7 @@ def another_verb(context: Any, typed: Sequence[str], verb: str, options: Sequenc
         there = known.get(name_of(word))
         # Of the same name and another help (--steps of run, profile and scale) is another option.
         means_the_same = there is not None and there.help == option.help
-        if means_the_same and id(there) not in replaced and name_of(word) not in LABELS:
+        if means_the_same and id(there) not in replaced and option.rich_help_panel != LABELS:
             kept += [word, *value]
     return Words(own=kept, script=words.script, rest=words.rest).line(f"paceline {verb}", first=options)
 
