@@ -70,7 +70,7 @@ def taking_options(
     @functools.wraps(function)
     def take(context: typer.Context, **typed: Any) -> None:
         session = Session.of(context)
-        session.json, session.quiet = typed["json"], typed.get("quiet", False)
+        session.json, session.quiet = typed.get("json", False), typed.get("quiet", False)
         session.seeded = typed.get("seed") is not None
         stray: AbstractContextManager[None] = nullcontext()
         if RunSettings in taken.values():
