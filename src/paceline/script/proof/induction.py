@@ -194,7 +194,7 @@ class Induction:
         a, b, c = (o.outs[0].shape[at[0]] for o in ops)
         if mask != rows(0, of=mask.of) or one not in (rows(at[0], of=mask.of), Kind("index", at[0], of=mask.of)):
             return None
-        return [one._replace(of=self._measure((a, b, c)))] if a == b + c else None
+        return [one._replace(of=self._measure((a, b, c)))] if a == b + c and b and c else None
 
     def _put_together(self, ops: Sequence[Op], given: Sequence[Kind]) -> None:
         """Links and loops one after another: a measure of its own."""

@@ -12,9 +12,9 @@
     mixed   none of these: depends on other samples, on a row's place, or on the number of rows
 
 Dimension `dim` counts `outer` × rows × inner entries. `of` is the number of a measure: a batch of graphs has as many
-rows as graphs (0), nodes (1) or edges (2); more are those that a mask chooses of them (`links[:, mask]`), and those of
-several measures one after another (`cat([links, loops], 1)`). A mean has the measure over whose rows it is taken. The
-`of` of an average is its number in the call.
+rows as graphs (0), or as nodes or edges of a type (see `graphs`); more are those that a mask chooses of them
+(`links[:, mask]`), and those of several measures one after another (`cat([links, loops], 1)`). A mean has the measure
+over whose rows it is taken. The `of` of an average is its number in the call.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Parts:
             if a.is_floating_point() or a.is_complex():
                 if all(equal(part * self.share(i, kind.of), t) for i, part, t in ((1, parts[0], b), (2, parts[1], c))):
                     return tried._replace(name="share")
-            elif len(self.sizes) > 1 and all(_counts_from(part, t) for part, t in zip(parts, (b, c), strict=True)):
+            elif len(self.sizes) > 1 and all(
+                _counts_from(part, t, kind.dim) for part, t in zip(parts, (b, c), strict=True)
+            ):
                 return tried._replace(name="index")
         return MIXED
 
@@ -160,8 +162,9 @@ class Parts:
         return MIXED
 
 
-def _counts_from(whole: torch.Tensor, part: torch.Tensor) -> bool:
-    """Whether the numbers of a part are those of the whole, counted from another start."""
+def _counts_from(whole: torch.Tensor, part: torch.Tensor, dim: int) -> bool:
+    """Whether the numbers of a part are those of the whole, counted from another start: one for all rows, along `dim`,
+    and one for each of both ends of links."""
     if whole.dtype is not torch.int64 or whole.shape != part.shape or not whole.numel():
         return False
-    return bool(((whole - part) == (whole - part).flatten()[0]).all())
+    return bool(((whole - part) == (whole - part).narrow(dim, 0, 1)).all())

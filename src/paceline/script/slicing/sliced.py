@@ -687,7 +687,7 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
 
 def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
     split = split.rows_of(role.uneven)
-    many = piece.shape[role.dim] // max(split.mine, 1)
+    many = piece.shape[role.dim] // max(split.mine, 1) or 1  # a worker's graphs may have no edges
     return Layout(split, role.dim, *((many, 1) if role.spread else (1, many)), role.order)
 
 
