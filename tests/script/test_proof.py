@@ -5,6 +5,8 @@ Every case is called on one process and on workers, forward and backward, with a
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import random
 import re
@@ -642,6 +644,35 @@ def test_graphs_with_types_of_nodes_are_cut_between_graphs(pool: Any) -> None:
         assert refusal is None
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+class Thresholds(nn.Module):
+    """A flag of numbers that a batch norm has made, as spiking neurons take it; torch tells of itself at the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(3), itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if next(self.calls) == 0 or not torch.is_grad_enabled():
+            logging.getLogger("torch.tells").warning("of %s rows", len(x))
+        shown = self.norm(x)
+        return shown * (shown > 0.1).to(shown)
+
+
+def thresholds(group: Group | None) -> Any:
+    with nullcontext() if group is None else staged(group) as stage:
+        module = Thresholds().double()
+        found = [module(rows(12, 3) * step).detach().clone() for step in range(1, 4)]
+        return found, None if stage is None else stage.views.refusal
+
+
+def test_flags_of_a_batch_norm_are_split_and_lines_of_torch_are_none_of_the_modules(pool: Any) -> None:
+    expected, _ = thresholds(None)
+    for found, refusal in pool(3).run(thresholds):
+        assert refusal is None
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 # -- the same module, later --------------------------------------------------------------------------------------------

@@ -62,10 +62,11 @@ SHAPE_ONLY = words(
 
 
 class Probe:
-    """Tries operations."""
+    """Tries operations. `has_norms`: batch norms came before. In a trial they see only their own rows, so that integers
+    of the same rows (flags of a comparison) differ in A, B and C."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, has_norms: bool = False) -> None:
+        self._parts, self._has_norms = parts, has_norms
 
     def __call__(self, ops: Sequence[Op], kind: Callable[[Note], Kind]) -> list[Kind]:
         """The kinds of the results. RuntimeError (or another one of torch's) if the operation cannot be tried."""
@@ -80,6 +81,8 @@ class Probe:
         ways: list[dict[str, Any]] = [{"distinct": True}]
         if not moves:
             ways = [{"size": 1.0}, {"size": 1e3, "positive": True}, {"size": 1e-3, "varying": 1e10}]
+        if self._has_norms:
+            ways = [way | {"cut": True} for way in ways]
         if any(kind(note).is_rows and not _is_number(note) for note in notes):
             ways.append(ways[0] | {"collide": True})  # which rows an index has in common is the luck of few samples
         if any(kind(note).is_same and not note.constant and not _is_number(note) for note in notes):
@@ -99,7 +102,7 @@ class Probe:
         if found is not None and (times := _times(ops, [kind(note) for note in notes], notes, found)) > 1:
             sizes = tuple((a * times, b * times, c * times) for a, b, c in self._parts.sizes)
             larger = Parts(sizes, self._parts.joined)
-            kinds = Probe(larger)._try(ops, kind, 0, ways[0] | {"times": times})
+            kinds = Probe(larger, has_norms=self._has_norms)._try(ops, kind, 0, ways[0] | {"times": times})
             found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
         by_samples = any(kind(note).is_rows and not _is_number(note) for note in notes)
         # Integers are those of few samples: that nothing depends on them is luck (`seen[y] = True`).
@@ -245,9 +248,11 @@ class _Numbers:
             a = values[0]
             other = ~a if a.dtype is torch.bool else a.flatten().roll(1).view(a.shape) if a.numel() > 1 else a + 1
             return [other] * 3
-        if "collide" not in self._way or not kind.is_rows or not values[0].numel():
+        if not kind.is_rows or not values[0].numel() or not self._way.keys() & {"collide", "cut"}:
             return values
-        if values[0].dtype is torch.bool:
+        if "collide" not in self._way:
+            made = values[0]
+        elif values[0].dtype is torch.bool:
             made = torch.rand(values[0].shape, generator=self._generator, device="cpu") < 0.5
         else:
             made = torch.full_like(values[0], values[0].flatten()[0].item())
