@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.strategies import catalog
+from paceline.strategies.mesh.split_output import SplitOutput
 
 WORDS = 10
 STRATEGY = "mesh(data=1,model=2)"
@@ -158,8 +159,8 @@ def messages(group: Group, strategy: str) -> Any:
         logits: Any = model(ids[:, :-1])
         Group.gather_rows = gather_rows  # type: ignore[method-assign]
         try:
-            own = getattr(logits, "local", logits)  # of the rows on this worker
-            kind, shape = type(own).__name__, tuple(own.part.to_local().shape)
+            own = logits if isinstance(logits, SplitOutput) else logits.local  # of the rows on this worker
+            kind, shape = type(own).__name__, tuple(own.local.to_local().shape)
             (logits.argmax(-1) == ids[:, 1:]).sum().item()
             F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
         finally:

@@ -28,7 +28,7 @@ from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.proof.reasons import name_of
 from paceline.script.rows.crossings import Split
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.lazy_parameters import initialise_lazy

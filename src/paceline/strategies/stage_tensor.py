@@ -23,6 +23,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script.patches import patch
+from paceline.script.rows.spread_tensor import become
 from paceline.strategies.lent_copies import LentCopies, state_of_part
 from paceline.strategies.stage_numbers import Numbers, leaves, replaced, settled
 from paceline.torch_private import (
@@ -32,7 +33,6 @@ from paceline.torch_private import (
     make_wrapper_subclass,
     parameters_in,
     plain_data,
-    swap_tensor_impl,
     writes_to,
 )
 
@@ -350,13 +350,9 @@ def _put(module: nn.Module, name: str, parameter: Any) -> None:
 
 
 def _exchange(parameter: Any, made: Any) -> None:
-    """The object gets the class and the memory of `made`. As torch.utils.swap_tensors, which does not exchange tensors
-    whose classes differ in slots."""
-    extra = {name: value for name, value in vars(parameter).items() if name not in ("value", "owner", "team", "leaf")}
-    kind = {"_is_param": True} if isinstance(parameter, nn.Parameter) else {}
-    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
-    parameter.__dict__, made.__dict__ = extra | vars(made) | kind, {}
-    swap_tensor_impl(parameter, made)
+    if isinstance(parameter, nn.Parameter):
+        made._is_param = True
+    become(parameter, made)
 
 
 def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:

@@ -15,7 +15,7 @@ import torch
 from paceline.comm.group import Group
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import Split
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 
 ROWS = {"graphs": 0, "nodes": 1, "edges": 2}  # the numbers of their splits: see `Split.rows_of`
 

@@ -30,7 +30,8 @@ from paceline.script.proof.recorder import mark
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.gradients import hook_gathered, require_all, retain_gathered, retains_gathered
-from paceline.script.rows.tensor import Rows, make_plain
+from paceline.script.rows.spread_tensor import make_plain
+from paceline.script.rows.tensor import Rows
 from paceline.torch_private import no_functions_or_modes
 
 if TYPE_CHECKING:

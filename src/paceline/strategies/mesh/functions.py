@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import memory, tree
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.strategies.mesh import class_losses, layers, lent, operand_check, transforms
 from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
@@ -37,7 +38,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     split_like,
     whole,
 )
-from paceline.strategies.mesh.split_output import SplitOutput, make_plain
+from paceline.strategies.mesh.split_output import SplitOutput
 from paceline.torch_private import is_transformed, nn_bindings, no_torch_function, plain_data
 
 Plain = Callable[..., Any]

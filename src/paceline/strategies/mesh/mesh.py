@@ -31,6 +31,7 @@ from paceline.script import chance, tree
 from paceline.script.patches import patch
 from paceline.script.proof.ways import knows_more
 from paceline.script.rows.origins import show_apart
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mesh import functions, lent, operand_check, transforms
@@ -49,7 +50,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     split_state,
     whole,
 )
-from paceline.strategies.mesh.split_output import SplitOutput, make_plain
+from paceline.strategies.mesh.split_output import SplitOutput
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipeline import Pipeline
 from paceline.strategies.sharded import Sharded
@@ -224,7 +225,7 @@ class Mesh(PartGradients):
             shown = tree.replace(output, self._outside, self._kept(output) | filled)
             pairs = zip(tree.leaves(output), tree.leaves(shown), strict=True)
             apart = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and a.grad_fn is not None]
-            given = [None if a is b else b.part if isinstance(b, SplitOutput) else b for a, b in apart]
+            given = [None if a is b else b.local if isinstance(b, SplitOutput) else b for a, b in apart]
             show_apart(given, [a for a, _ in apart], "under --strategy mesh")
             return shown
 

@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from paceline.script import tree
+from paceline.script.rows.spread_tensor import become
 from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
 from paceline.strategies.mesh.model_axis import own_use, placed, relaid, whole_of
-from paceline.torch_private import OwnTensor, make_wrapper_subclass, swap_tensor_impl
+from paceline.torch_private import OwnTensor, make_wrapper_subclass
 
 Answer = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -91,10 +92,7 @@ def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: st
     made.shard, made._is_param = shard, isinstance(parameter, nn.Parameter)
     made.fused, made.vocab = name == "qkv" and dim == 0, name == "vocab" and dim == 0
     parameter.grad = None
-    # As torch.utils.swap_tensors, which does not exchange tensors whose classes differ in slots.
-    parameter.__class__, made.__class__ = ShardedParameter, parameter.__class__
-    parameter.__dict__, made.__dict__ = parameter.__dict__ | made.__dict__, {}
-    swap_tensor_impl(parameter, made)
+    become(parameter, made)
     if grad is not None:
         parameter.grad = grad
 
@@ -160,7 +158,7 @@ def split_like(plain: torch.Tensor, shard: DTensor) -> DTensor:
 def whole(value: torch.Tensor) -> torch.Tensor:
     """The whole tensor, plain; in backward each worker keeps its part of the gradient. Every worker calls it."""
     if isinstance(value, FusedHeads):
-        return value.whole()
+        return value.wholes([value])[0]
     if not is_sharded(value):
         return value
     return whole_of(sharded(value))
