@@ -27,8 +27,8 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.errors import ScriptError
 from paceline.script import memory, tree
 from paceline.script.rows.spread_tensor import make_plain
+from paceline.spread.dtensors import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh import class_losses, layers, lent, operand_check, transforms
-from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     alias,

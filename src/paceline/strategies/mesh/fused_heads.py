@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paceline.script.rows.spread_tensor import SpreadTensor
-from paceline.strategies.mesh.model_axis import laid, local_of, whole_of
+from paceline.spread.dtensors import laid, local_of, whole_of
 from paceline.torch_private import make_wrapper_subclass, no_torch_function
 
 THIRDS = 3

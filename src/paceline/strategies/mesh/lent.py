@@ -16,7 +16,7 @@ import torch
 
 from paceline.errors import ScriptError
 from paceline.script import tree
-from paceline.strategies.lent_copies import LentCopies, state_of_part
+from paceline.spread.write_back import LentCopies, state_of_part
 from paceline.strategies.mesh import operand_check
 from paceline.strategies.mesh.sharded_parameter import ShardedParameter, is_sharded, split_like, whole
 

@@ -34,12 +34,12 @@ from paceline.script.rows.origins import show_apart
 from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
+from paceline.spread.dtensors import connect
 from paceline.strategies.mesh import functions, lent, operand_check, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_agreement import ModelAgreement
-from paceline.strategies.mesh.model_axis import connect
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     is_in_use,

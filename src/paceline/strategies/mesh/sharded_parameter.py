@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from paceline.script import tree
 from paceline.script.rows.spread_tensor import become
+from paceline.spread.dtensors import own_use, placed, relaid, whole_of
 from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
-from paceline.strategies.mesh.model_axis import own_use, placed, relaid, whole_of
 from paceline.torch_private import OwnTensor, make_wrapper_subclass
 
 Answer = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]

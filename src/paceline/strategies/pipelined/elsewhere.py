@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paceline.script import tree
-from paceline.strategies.stage_tensor import StageTensor
+from paceline.spread.stage_tensor import StageTensor
 from paceline.torch_private import OwnTensor, no_torch_function
 
 Source = tuple[int, int]  # the number of a module's call in the forward, and of a tensor in its output

@@ -10,10 +10,10 @@ from torch import nn
 
 from paceline.imports import after_import
 from paceline.script.seams.stage import Stage
+from paceline.spread.stage_numbers import settled
+from paceline.spread.stage_tensor import StageTensor, assign_whole_data, whole
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
-from paceline.strategies.stage_numbers import settled
-from paceline.strategies.stage_tensor import StageTensor, assign_whole_data, whole
 from paceline.torch_private import parameters_in
 
 

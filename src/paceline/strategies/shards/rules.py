@@ -21,8 +21,8 @@ from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
 from paceline.script.patches import all_of, patch
 from paceline.script.rows import crossings
-from paceline.strategies.lent_copies import LentCopies, state_of_part
-from paceline.strategies.shards import names
+from paceline.spread import names
+from paceline.spread.write_back import LentCopies, state_of_part
 from paceline.strategies.shards.parts import (
     as_local,
     as_shard,

@@ -24,8 +24,8 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script.patches import patch
 from paceline.script.rows.spread_tensor import become
-from paceline.strategies.lent_copies import LentCopies, state_of_part
-from paceline.strategies.stage_numbers import Numbers, leaves, replaced, settled
+from paceline.spread.stage_numbers import Numbers, leaves, replaced, settled
+from paceline.spread.write_back import LentCopies, state_of_part
 from paceline.torch_private import (
     OwnTensor,
     disabled_torch_function,
