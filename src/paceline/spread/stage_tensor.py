@@ -25,7 +25,7 @@ from paceline.errors import ScriptError
 from paceline.script.patches import patch
 from paceline.script.rows.spread_tensor import become
 from paceline.spread.stage_numbers import Numbers, leaves, replaced, settled
-from paceline.spread.write_back import LentCopies, state_of_part
+from paceline.spread.write_back import LentCopies
 from paceline.torch_private import (
     OwnTensor,
     disabled_torch_function,
@@ -121,7 +121,9 @@ class Team:
         """`note`: is told the numbers and plain tensors that the script puts into such tensors. `numbers`: those that
         stages compute."""
         self.group, self.note, self.numbers = group, note, numbers
-        self.lent = LentCopies(self._keep, _state_of)  # whose numbers the script may change through NumPy
+        self.lent = LentCopies(
+            (StageTensor,), whole, self._keep, _value
+        )  # whose numbers the script may change through NumPy
         self.computes = False  # a stage runs, of which the other workers know nothing
 
     def made(
@@ -358,10 +360,6 @@ def _exchange(parameter: Any, made: Any) -> None:
 def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:
     tensor._is_param = True
     tensor.requires_grad_(requires_grad)
-
-
-def _state_of(tensor: StageTensor) -> tuple[int, ...]:
-    return (id(tensor),) if tensor.value is None else state_of_part(tensor.value)
 
 
 def _value(leaf: Any) -> Any:

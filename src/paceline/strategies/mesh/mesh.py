@@ -34,8 +34,8 @@ from paceline.script.rows.origins import show_apart
 from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.spread.dtensors import connect
-from paceline.strategies.mesh import functions, lent, operand_check, transforms
+from paceline.spread.dtensors import connect, is_sharded, like, split_like
+from paceline.strategies.mesh import functions, operand_check, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.layout import MeshLayout
@@ -43,10 +43,7 @@ from paceline.strategies.mesh.model_agreement import ModelAgreement
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     is_in_use,
-    is_sharded,
-    like,
     shard_in_place,
-    split_like,
     split_state,
     whole,
 )
@@ -251,7 +248,7 @@ class Mesh(PartGradients):
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         make_plain(tensor)
-        lent.write_back_arrays()
+        functions.write_back_arrays()
         return whole(tensor.detach()) if is_sharded(tensor) else tensor
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
@@ -259,7 +256,7 @@ class Mesh(PartGradients):
         if not is_sharded(like) or is_sharded(value):
             return value
         operand_check.note(value)
-        return split_like(value, like.shard if isinstance(like, ShardedParameter) else like)
+        return split_like(value, like)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 

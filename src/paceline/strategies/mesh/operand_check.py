@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.strategies.mesh.sharded_parameter import is_sharded
+from paceline.spread.dtensors import is_sharded
 
 _told: list[Callable[[Any], None]] = []
 

@@ -15,10 +15,9 @@ from torch.distributed.tensor import DTensor
 from paceline.script import memory, tree
 from paceline.script.rows.origins import pass_note
 from paceline.script.rows.spread_tensor import SpreadTensor, Step, replayed
-from paceline.spread.dtensors import whole_of
+from paceline.spread.dtensors import shard_dim, whole_of
 from paceline.strategies.mesh import class_losses
 from paceline.strategies.mesh.fused_heads import is_fact
-from paceline.strategies.mesh.sharded_parameter import shard_dim
 from paceline.torch_private import make_wrapper_subclass, no_torch_function
 
 VIEWS = {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "transpose", "detach", "__getitem__"}
