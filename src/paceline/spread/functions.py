@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from paceline.script import tree
+from paceline.script.patches import all_of, patch
 from paceline.script.rows.crossings import HALF
 from paceline.script.rows.elementwise import IN_PLACE, ONE, SEVERAL
 from paceline.spread.dtensors import dtensor_of, group_of, is_sharded, like, part_like, part_of, shard_dim
@@ -43,6 +46,20 @@ _OPERATORS = {name for name in IN_PLACE.split() if name.startswith("__")}
 def is_in_place(name: str) -> bool:
     """Whether the function changes its first argument."""
     return name in _OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def patch_dtensors(answer: Callable[..., Any], whole: Callable[[Any], torch.Tensor]) -> Callable[[], None]:
+    """From now on DTensors behave as whole tensors in this process: `answer(f, types, args, kwargs)` is what a function
+    of torch returns for them, and `print` shows the whole."""
+
+    def asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return answer(f, types, args, kwargs or {})
+
+    def show(self: Any, *, tensor_contents: Any = None) -> str:
+        full = whole(self)
+        return repr(nn.Parameter(full, self.requires_grad) if isinstance(self, nn.Parameter) else full)
+
+    return all_of([patch(DTensor, "__torch_function__", classmethod(asked)), patch(DTensor, "__repr__", show)])
 
 
 def fitting(value: Any, beside: Any, whole: Callable[[Any], torch.Tensor]) -> Any:

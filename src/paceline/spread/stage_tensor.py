@@ -22,9 +22,10 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
+from paceline.script import tree
 from paceline.script.patches import patch
 from paceline.script.rows.spread_tensor import become
-from paceline.spread.stage_numbers import Numbers, leaves, replaced, settled
+from paceline.spread.stage_numbers import Numbers, called, on_meta, settled
 from paceline.spread.write_back import LentCopies
 from paceline.torch_private import (
     OwnTensor,
@@ -36,7 +37,6 @@ from paceline.torch_private import (
     writes_to,
 )
 
-META = torch.device("meta")
 WHAT = "the parameters of a stage"
 LISTS = ("_foreach_", "_fused_")  # functions of lists of tensors
 SAME = ("detach", "alias")
@@ -56,8 +56,8 @@ class StageTensor(OwnTensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = replaced((args, kwargs or {}), settled)
-        found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, StageTensor)]
+        args, kwargs = tree.replace((args, kwargs or {}), settled)
+        found = [leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, StageTensor)]
         return found[0].team.answer(func, args, kwargs, found)
 
     # -- what torch reads from a tensor's memory -----------------------------------------------------------------------
@@ -92,9 +92,13 @@ class StageTensor(OwnTensor):
     def tolist(self) -> Any:
         return whole(self).tolist()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def plain(self) -> torch.Tensor:
+        """The whole tensor. Every worker of the pipeline calls it."""
         shown = whole(self)
-        return repr(nn.Parameter(shown, self.requires_grad) if getattr(self, "_is_param", False) else shown)
+        return nn.Parameter(shown, self.requires_grad) if getattr(self, "_is_param", False) else shown
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self.plain())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -108,10 +112,7 @@ class StageTensor(OwnTensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = whole(self)
-        return (nn.Parameter(plain, self.requires_grad) if getattr(self, "_is_param", False) else plain).__reduce_ex__(
-            protocol
-        )
+        return self.plain().__reduce_ex__(protocol)
 
 
 class Team:
@@ -203,22 +204,22 @@ class Team:
         mine, shapes = first.owner == self.group.rank, None
         if not targets:
             try:
-                shapes = func(*replaced(args, _on_meta), **replaced(kwargs, _on_meta))
+                shapes = called(func, args, kwargs, on_meta)
             except (NotImplementedError, RuntimeError):
                 return NotImplemented
-            if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(shapes)):
+            if not all(isinstance(leaf, torch.Tensor) for leaf in tree.leaves(shapes)):
                 return NotImplemented
         self.note((args, kwargs))
-        computed = func(*replaced(args, _value), **replaced(kwargs, _value)) if mine else None
+        computed = called(func, args, kwargs, _value) if mine else None
         if targets:
             return None if isinstance(args[0], (list, tuple)) else targets[0] if len(targets) == 1 else tuple(targets)
         device = kwargs.get("device") or first.device
-        values = iter(leaves(computed) if mine else [])
+        values = iter(tree.leaves(computed) if mine else [])
         # Numbers (a norm, a penalty) are sent: what the script computes from them, all workers compute. But an element
         # of a parameter stays a part of its memory, which the script may change.
-        is_number = not is_view(func) and not any(like.dim() for like in leaves(shapes))
+        is_number = not is_view(func) and not any(like.dim() for like in tree.leaves(shapes))
         make = self.numbers.of if is_number else self.made
-        return replaced(shapes, lambda like: make(next(values, None), like, first.owner, device))
+        return tree.replace(shapes, lambda like: make(next(values, None), like, first.owner, device))
 
     def _everywhere(
         self, func: Any, args: Any, kwargs: Any, found: Sequence[StageTensor], targets: Sequence[Any]
@@ -229,13 +230,13 @@ class Team:
         def put(leaf: Any) -> Any:
             return wholes[id(leaf)] if isinstance(leaf, StageTensor) else leaf
 
-        result = func(*replaced(args, put), **replaced(kwargs, put))
+        result = called(func, args, kwargs, put)
         for target in targets:
             if isinstance(target, StageTensor):
                 self.note(wholes[id(target)])
                 if target.value is not None:
                     target.value.copy_(wholes[id(target)])
-        return replaced(result, lambda leaf: known.get(id(leaf), leaf))
+        return tree.replace(result, lambda leaf: known.get(id(leaf), leaf))
 
     @torch.no_grad()
     def _keep(self, target: StageTensor, full: torch.Tensor) -> None:
@@ -364,9 +365,3 @@ def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:
 
 def _value(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, StageTensor) else leaf
-
-
-def _on_meta(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
-    return META if isinstance(leaf, torch.device) else leaf

@@ -26,11 +26,11 @@ from paceline.comm.axes import Axes
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import ScriptError, UsageError
-from paceline.imports import after_import
 from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
+from paceline.strategies.whole import save_whole
 from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call, parameters_in
 from paceline.units import size
 
@@ -92,7 +92,7 @@ class Sharded(Mirrored):
             patch(torch.autograd, "grad", self._asking(torch.autograd.grad)),
             patch(torch.autograd, "backward", self._going_back(torch.autograd.backward)),
         ]
-        after_import("safetensors.torch", self._save_whole)
+        save_whole(stage)
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
@@ -362,14 +362,6 @@ class Sharded(Mirrored):
         with torch.no_grad():
             whole = self._rules.whole(tensor)
         return nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
-
-    def _save_whole(self, safetensors: Any) -> None:
-        """safetensors reads the memory of tensors: it gets whole ones."""
-        for name in ("save_file", "save"):
-            plain = getattr(safetensors, name)
-            setattr(
-                safetensors, name, lambda tensors, *a, _plain=plain, **k: _plain(self.stage.whole(tensors), *a, **k)
-            )
 
 
 class Alone:

@@ -365,11 +365,6 @@ def write_back_arrays() -> None:
     _copies.write_back(arrays=True)
 
 
-def show(tensor: DTensor) -> str:
-    """What `print` shows of a DTensor: the whole tensor."""
-    return repr(whole(tensor))
-
-
 # Functions through which numbers of the script enter split tensors, and who is told their arguments.
 ENTERING: dict[Any, Callable[[Any, Any], None]] = {
     **dict.fromkeys((_elementwise, _set_data, _set_grad), lambda args, kwargs: operand_check.note((args, kwargs))),

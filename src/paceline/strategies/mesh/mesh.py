@@ -35,6 +35,7 @@ from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.spread.dtensors import connect, is_sharded, like, split_like
+from paceline.spread.functions import patch_dtensors
 from paceline.strategies.mesh import functions, operand_check, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
@@ -290,8 +291,7 @@ class Mesh(PartGradients):
 def _ask_for_whole_tensors() -> None:
     """From now on DTensors behave as whole tensors in this process, and the script does not see the process group."""
     hidden_group.hide()
-    patch(DTensor, "__torch_function__", classmethod(_asked))
-    patch(DTensor, "__repr__", functions.show)
+    patch_dtensors(functions.answer, whole)
     transforms.find()
     # What DTensor cannot do raises, and is then done with whole tensors: nothing to report.
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: "run meta for" not in str(record.msg))
@@ -309,10 +309,6 @@ def _make_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> A
     with torch.no_grad():
         data = whole(data) if is_sharded(data) else data
     return plain_new(cls, data, requires_grad)
-
-
-def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return functions.answer(f, types, args, kwargs or {})
 
 
 class SameRows:

@@ -23,7 +23,7 @@ from paceline.script.patches import all_of, patch
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import HALF
 from paceline.spread.dtensors import like, local_of, part_like, part_of, shard_dim, split_like, summed, whole_of
-from paceline.spread.functions import ELEMENTWISE, FACTS, fitting, is_in_place, norms, of_lists, root_of
+from paceline.spread.functions import ELEMENTWISE, FACTS, fitting, is_in_place, norms, of_lists, patch_dtensors, root_of
 from paceline.spread.write_back import LentCopies
 from paceline.torch_private import no_torch_function
 
@@ -41,34 +41,15 @@ class Rules:
         self._copies = LentCopies((DTensor,), self.whole, self._keep, part_of)
 
     def install(self) -> Callable[[], None]:
-        rules = self
-
-        def __torch_function__(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if _is_torchs_own(sys._getframe(1)):
-                with no_torch_function():
-                    return func(*args, **(kwargs or {}))
-            return rules.apply(func, args, kwargs or {})
-
-        def __repr__(self: DTensor, *, tensor_contents: Any = None) -> str:
-            whole = rules.whole(self)
-            return repr(
-                torch.nn.Parameter(whole, self.requires_grad) if isinstance(self, torch.nn.Parameter) else whole
-            )
-
         plain_apply = vars(torch.autograd.Function)["apply"]  # a classmethod, of Python or of C
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if not cls.__module__.startswith(("torch.distributed.", "paceline.")):
-                args = tuple(rules._lent(one) if isinstance(one, DTensor) else one for one in args)
+                args = tuple(self._lent(one) if isinstance(one, DTensor) else one for one in args)
             return plain_apply.__get__(None, cls)(*args, **kwargs)
 
-        return all_of(
-            [
-                patch(torch.autograd.Function, "apply", classmethod(apply)),  # asks no class of tensors
-                patch(DTensor, "__torch_function__", classmethod(__torch_function__)),
-                patch(DTensor, "__repr__", __repr__),
-            ]
-        )
+        functions = patch(torch.autograd.Function, "apply", classmethod(apply))  # asks no class of tensors
+        return all_of([functions, patch_dtensors(self.apply, self.whole)])
 
     def whole(self, tensor: DTensor) -> torch.Tensor:
         """The whole tensor, plain. In a sliced call each worker computes a part of its gradient; outside, all of it."""
@@ -83,8 +64,11 @@ class Rules:
         lent: torch.Tensor = whole
         return lent
 
-    def apply(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def apply(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls one of torch's functions, whose arguments contain sharded tensors."""
+        if str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torch.distributed."):  # torch's own code
+            with no_torch_function():
+                return func(*args, **kwargs)
         self.write_back()
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
@@ -158,10 +142,6 @@ class Rules:
         self._note(whole)
         with torch.no_grad():
             part_of(tensor).copy_(part_like(whole.detach(), tensor))
-
-
-def _is_torchs_own(frame: Any) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("torch.distributed.")
 
 
 def _requires_grad(tensor: torch.Tensor) -> bool:
