@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.comm.coalesced import from_owners
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import tree
@@ -262,21 +263,14 @@ class Team:
     def gather(self, tensors: Sequence[StageTensor]) -> dict[int, torch.Tensor]:
         """The whole tensors, plain, by id. Every worker of the pipeline calls it; waits for all."""
         wholes: dict[int, torch.Tensor] = {}
-        kinds: dict[tuple[torch.dtype, torch.device], dict[int, StageTensor]] = {}
-        for tensor in tensors:
-            kinds.setdefault((tensor.dtype, tensor.device), {})[id(tensor)] = tensor
-        for (dtype, device), some in kinds.items():
-            ordered = sorted(some.values(), key=lambda tensor: tensor.owner)
-            mine = [t.value.reshape(-1) for t in ordered if t.value is not None]
-            flat = torch.cat(mine) if mine else torch.empty(0, dtype=dtype, device=device)
-            sizes = [sum(t.numel() for t in ordered if t.owner == rank) for rank in range(self.group.world)]
-            rows = self.group.gather_rows(flat, 0, sizes, WHAT)
-            for tensor, part in zip(ordered, rows.split([t.numel() for t in ordered]), strict=True):
-                if 0 in tensor.stride():  # expanded
-                    wholes[id(tensor)] = part.view(tensor.shape).clone()
-                    continue
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
-                wholes[id(tensor)] = made.copy_(part.view(tensor.shape))
+        some = list({id(tensor): tensor for tensor in tensors}.values())
+        for number, _, value in from_owners(self.group, [(t, t.owner, t.value) for t in some], WHAT):
+            tensor = some[number]
+            if 0 in tensor.stride():  # expanded
+                wholes[id(tensor)] = value.clone()
+                continue
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            wholes[id(tensor)] = made.copy_(value)
         return wholes
 
 
