@@ -19,13 +19,16 @@ from paceline.script.rows.elementwise import IN_PLACE, ONE, SEVERAL
 from paceline.spread.dtensors import dtensor_of, group_of, is_sharded, like, part_like, part_of, shard_dim
 from paceline.spread.write_back import LentCopies
 
-# Facts about the tensor, and what belongs to the object itself. Nothing is computed.
-FACTS = {
-    *("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex"),
-    *("is_contiguous", "is_signed", "is_inference", "is_conj", "is_neg", "get_device", "requires_grad_", "__hash__"),
-    *("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "__len__", "storage_offset"),
-    *("is_same_size", "is_shared", "is_pinned", "_use_count", "_is_view", "is_tensor", "dim_order", "untyped_storage"),
-    *("data_ptr", "_is_zerotensor", "is_nonzero_static", "has_names", "unsafe_is_contiguous", "result_type"),
+# Facts about shape and type, and what belongs to the object itself. Nothing is computed.
+SHAPES = {
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "is_complex"),
+    *("element_size", "__len__", "__hash__", "get_device"),
+}
+FACTS = SHAPES | {
+    *("is_signed", "is_inference", "is_conj", "is_neg", "requires_grad_", "register_hook", "retain_grad", "backward"),
+    *("register_post_accumulate_grad_hook", "storage_offset", "is_same_size", "is_shared", "is_pinned", "_use_count"),
+    *("_is_view", "is_tensor", "dim_order", "untyped_storage", "data_ptr", "_is_zerotensor", "is_nonzero_static"),
+    *("has_names", "unsafe_is_contiguous", "result_type"),
 }
 
 

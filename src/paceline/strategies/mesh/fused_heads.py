@@ -15,13 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from paceline.script.rows.spread_tensor import SpreadTensor
 from paceline.spread.dtensors import laid, local_of, whole_of
+from paceline.spread.functions import SHAPES
 from paceline.torch_private import make_wrapper_subclass, no_torch_function
 
 THIRDS = 3
-FACTS = {
-    *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "is_floating_point", "is_complex"),
-    *("element_size", "__len__", "__hash__", "get_device"),
-}
 ASKED = {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_meta", "is_sparse", "is_quantized", "itemsize"}
 ASKED |= {"retains_grad", "is_nested", "names"}
 
@@ -29,7 +26,7 @@ ASKED |= {"retains_grad", "is_nested", "names"}
 def is_fact(f: Any) -> bool:
     """Whether the function asks for a shape or a type."""
     name = getattr(f, "__name__", "")
-    return name in FACTS or (name == "__get__" and getattr(f.__self__, "__name__", "") in ASKED)
+    return name in SHAPES or (name == "__get__" and getattr(f.__self__, "__name__", "") in ASKED)
 
 
 class FusedHeads(SpreadTensor):
