@@ -406,6 +406,10 @@ GRADIENTS = {
     "limited one by one": (head(lambda y: Limited.apply(y), batch=7), True),
     "over the norm of all": (head(lambda y: Normalised.apply(y), batch=7), False),
     "by the number of rows": (head(lambda y: y + (y - y.detach()) / len(y), batch=7), False),
+    "of every other row, little more": (
+        head(lambda y: y * (1 + 0.008 * (torch.arange(len(y)) % 2)).bfloat16()[:, None], batch=7),
+        False,
+    ),
 }
 
 
@@ -895,6 +899,13 @@ class OddLength(Head):
         super().__init__(lambda y: (spied(y), y - y.mean(0) if y.shape[1] % 2 else y)[1])
 
 
+class ShownRows(Head):
+    """Which rows count depends on a length. Of the first one all do."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: (spied(y), y * (torch.arange(len(y)) < 12 - y.shape[1])[:, None, None])[1])
+
+
 LENGTHS = (4, 4, 4, 5, 4, 6, 5, 6)
 
 
@@ -911,11 +922,11 @@ def of_lengths(group: Group | None, make: type[nn.Module]) -> tuple[list[torch.T
         return [*found, *(plain(p.grad) for p in module.parameters())], seen[-2]
 
 
-@pytest.mark.parametrize("make", [Unrolled, OddLength])
-def test_operations_that_depend_on_a_length_are_proven_for_each(pool: Any, make: type[nn.Module]) -> None:
+@pytest.mark.parametrize(("make", "own"), [(Unrolled, 4), (OddLength, 4), (ShownRows, 8)])
+def test_operations_that_depend_on_a_length_are_proven_for_each(pool: Any, make: type[nn.Module], own: int) -> None:
     expected, _ = of_lengths(None, make)
     for found, last in pool(2).run(of_lengths, make):
-        assert last == 4, "computed from own rows"
+        assert last == own, "rows that a worker computes"
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
 

@@ -131,7 +131,7 @@ def of_rows(call: Callable[..., Any], given: Sequence[Any], steps: Steps, start:
     left out of the result."""
     query = given[0]
     generator = generator_of(query)
-    lent = next(n for n in range(4) if (start - n) * steps.sample % 4 == 0)
+    lent = 0 if start * steps.sample % 4 == 0 else next(n for n in (1, 2, 3) if (start - n) * steps.sample % 4 == 0)
     rows, begin = len(query), generator.get_offset()
     if lent:
         given = [_lengthened(one, lent) if _has_rows(one, query) else one for one in given]
@@ -151,11 +151,11 @@ def steps_of(
     """The steps of calls of this kind on arguments like these; None if they cannot be found. `call` takes the arguments
     and the dropout; `chosen` tells the kernel that torch takes for arguments of these sizes."""
     query = given[0]
-    tensors = [one if isinstance(one, torch.Tensor) else None for one in given]
-    needs_grad = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    tensors = [one for one in given if isinstance(one, torch.Tensor)]
+    needs_grad = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    kind = (kind, query.device.index, needs_grad, autocast)
-    here = (kind, *(None if one is None else (one.shape, one.stride(), one.dtype) for one in tensors))
+    kind = (kind, query.get_device(), needs_grad, autocast)
+    here = (kind, *[(one.shape, one.stride(), one.dtype) for one in tensors])
     steps = _known.get(here)
     if steps is None and (steps := _steps_of((kind, chosen()), call, given, needs_grad)) is not None:
         _known[here] = steps

@@ -10,8 +10,8 @@ the whole.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,37 +21,58 @@ from paceline.torch_private import is_capturing, saved_tensor_hooks
 BLOCK = 256  # threads of a block in torch's kernel
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NARROW = 2**31 - 4 * BLOCK  # elements whose indices fit into 32 bits
-_ready: dict[Any, Any] = {}  # compiled kernels, by device and types
+_ready: dict[Any, Any] = {}  # compiled kernels, by types
+
+
+class Layout(NamedTuple):
+    """Of a draw: what does not change from call to call."""
+
+    before: int  # elements of the whole tensor before own rows
+    threads: int  # of torch's kernel
+    later: int  # how far torch's kernel moves the generator's offset
+    vector: int
+    wide: bool
+    grid: tuple[int, int, int]
+    types: tuple[Any, ...]  # what Triton compiles a kernel for
 
 
 def dropout_rows(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor | None:
     """torch.dropout(whole, p, True) for own rows; advances the generator as that would."""
-    count, size = x.numel(), x.element_size()
-    before = piece.start * (count // max(piece.size, 1))  # elements of the whole tensor before own rows
-    fits = piece.dim == 0 and x.is_contiguous() and x.dtype in DTYPES and before % 4 == 0
-    vector = 16 // size
-    if not fits or x.data_ptr() % 16 or is_capturing() or saved_tensor_hooks() is not None:
+    if piece.dim or not x.is_contiguous() or x.data_ptr() % 16 or is_capturing() or saved_tensor_hooks() is not None:
         return None
-    whole = count // piece.size * piece.whole
-    if whole % vector or before % vector or (kernel := _kernel()) is None:
-        return None  # torch takes another kernel, without vectors
-    index = x.device.index
-    generator, blocks = torch.cuda.default_generators[index], _blocks(index)
-    threads = min(blocks, -(-whole // BLOCK)) * BLOCK
+    index, count = x.get_device(), x.numel()
+    layout, kernel = _layout(index, x.dtype, count, piece.start, piece.size, piece.whole), _kernel()
+    if layout is None or kernel is None:
+        return None
+    generator = torch.cuda.default_generators[index]
     seed, offset = generator.initial_seed(), generator.get_offset()
     # Torch's own kernel goes first, for its node in the graph; what it drew is then written over, in the same stream.
     y, mask = torch.native_dropout(x, p, True)
-    generator.set_offset(offset + ((whole - 1) // (threads * 4) + 1) * 4)
-    numbers = (seed, offset // 4, before, count, threads)
-    wide = whole > NARROW
-    key = (index, x.dtype, wide, *(n.bit_length() // 32 for n in numbers))
-    grid, given = (-(-count // (4 * BLOCK)), 1, 1), (x, y, mask, *numbers, 1 - p, 1 / (1 - p), vector, BLOCK, wide)
+    generator.set_offset(offset + layout.later)
+    numbers = (seed, offset // 4, layout.before, count, layout.threads)
+    key = (layout.types, seed.bit_length() // 32, numbers[1].bit_length() // 32)
+    given = (x, y, mask, *numbers, 1 - p, 1 / (1 - p), layout.vector, BLOCK, layout.wide)
     with nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
         if key in _ready:
-            _ready[key][grid](*given)  # Triton's own look at the arguments takes longer than all else here
+            _ready[key][layout.grid](*given)  # Triton's own look at the arguments takes longer than all else here
         else:
-            _ready[key] = kernel[grid](*given)
+            _ready[key] = kernel[layout.grid](*given)
     return y
+
+
+@lru_cache(1024)
+def _layout(index: int, dtype: torch.dtype, count: int, start: int, rows: int, batch: int) -> Layout | None:
+    """None where torch takes another kernel, without vectors."""
+    if dtype not in DTYPES:
+        return None
+    each, vector = count // max(rows, 1), 16 // dtype.itemsize
+    before, whole = start * each, batch * each
+    if whole % vector or before % vector:
+        return None
+    threads = min(_blocks(index), -(-whole // BLOCK)) * BLOCK
+    later = ((whole - 1) // (threads * 4) + 1) * 4
+    types = (index, dtype, whole > NARROW, *(n.bit_length() // 32 for n in (before, count, threads)))
+    return Layout(before, threads, later, vector, whole > NARROW, (-(-count // (4 * BLOCK)), 1, 1), types)
 
 
 @cache

@@ -84,6 +84,7 @@ class Position:
     drawn: list[Drawn] | None = None  # of a trial
     expected: Sequence[Drawn] = ()  # of a trial on a part of the rows: the draws of that on all
     by_shape: bool = False  # compiled code makes draws of its own among these: not known by their order
+    pieces: dict[tuple[int, Shape], Piece | None] = field(default_factory=dict)  # by number and shape of a draw
     thread: int = field(default_factory=threading.get_ident)
 
 
@@ -105,6 +106,7 @@ class Draws:
         self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self.may_be_split: Callable[[], bool] = lambda: True
         self._at = Position()
+        self._last: tuple[Any, ...] = (None, None, {})  # rules and split of the last call, and the pieces met there
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []  # the script's own, met in a trial
 
     @property
@@ -152,15 +154,19 @@ class Draws:
             return _piece(rule_of(shape, whole.shape, at.split, whole.order), shape, at.split)
         if at.split is None:
             return None
+        if (number, shape) in at.pieces:
+            return at.pieces[number, shape]
         if at.by_shape:
             if (rule := self.rule_by_shape(shape)) is None:
                 raise AstrayError("it draws random numbers beside compiled code, of which the rows are not known")
-            return _piece(rule, shape, at.split)
-        if number >= len(at.rules) or not at.rules[number].fits(shape, at.split):
-            if not at.strict:
-                return None
+        elif number < len(at.rules) and at.rules[number].fits(shape, at.split):
+            rule = at.rules[number]
+        elif at.strict:
             raise AstrayError("it draws other random numbers than when it was tried out")
-        return _piece(at.rules[number], shape, at.split)
+        else:
+            return None
+        piece = at.pieces[number, shape] = _piece(rule, shape, at.split)
+        return piece
 
     def settle(self, made: Any, number: int) -> Any:
         """The result of a draw, before which `number` draws were made. In a trial on a part of the rows, integers
@@ -204,7 +210,9 @@ class Draws:
         self, split: Split, rules: Sequence[DrawRule], *, strict: bool = True, made: int = 0, by_shape: bool = False
     ) -> Any:
         """A sliced call, or what is left of one after so many draws."""
-        return self.at(True, Position(split, rules, strict, made, by_shape=by_shape))
+        if rules is not self._last[0] or split != self._last[1]:
+            self._last = rules, split, {}
+        return self.at(True, Position(split, rules, strict, made, by_shape=by_shape, pieces=self._last[2]))
 
     @contextmanager
     def rehearsal(self, split: Split | None = None, expected: Sequence[Drawn] = ()) -> Iterator[Position]:

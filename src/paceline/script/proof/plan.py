@@ -65,14 +65,10 @@ class SlicePlan:
     def batch(self, leaves: list[Any]) -> int:
         return batch_of(leaves, self.batch_leaf, self.cuts)
 
-    def has_new_sizes(self, leaves: list[Any]) -> bool:
-        """Whether no call before had these sizes of the dimensions that are not cut. Notes them."""
+    def other_sizes(self, leaves: list[Any]) -> tuple[int, ...]:
+        """Of the dimensions that are not cut."""
         tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        sizes = tuple(s for i, leaf in tensors.items() for d, s in enumerate(leaf.shape) if self.cuts.get(i) != d)
-        if sizes in self.sizes:
-            return False
-        self.sizes.add(sizes)
-        return True
+        return tuple(s for i, leaf in tensors.items() for d, s in enumerate(leaf.shape) if self.cuts.get(i) != d)
 
     def fits(self, leaves: list[Any]) -> bool:
         batch = self.batch(leaves)

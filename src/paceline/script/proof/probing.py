@@ -5,13 +5,15 @@ can. Numbers are float64, of several sizes: what varies with all rows is also tr
 a small factor inside the operation (`alpha=1e-12`) does not hide it. Where an argument varies, only sums, products and
 quotients are tried, which random numbers decide; a comparison or a maximum of such a number is mixed. Integers are
 those of the samples, since an index must be valid; in one try all are equal, as those of other samples may be. An
-operation that gets an integer is tried on more rows than that, too: it may count rows (`triu(diagonal=-8)`).
+operation that gets an integer is tried on more rows than that, too, and on longer other dimensions: it may count rows
+(`triu(diagonal=-8)`), and what it leaves out may depend on both.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -96,11 +98,18 @@ class Probe:
                 found = [k or SAME for k in kinds]
             else:
                 found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
-        if found is not None and (times := _times(ops, [kind(note) for note in notes], notes, found)) > 1:
+        if found is not None and (largest := _counted(ops, [kind(note) for note in notes], found)) > 1:
+            shapes = [note.shape for note in (*notes, *op.outs) if isinstance(note, Note)]
+            times = max(1, min(largest // 2 + 1, MOST // max(1, *map(prod, shapes))))
             sizes = tuple((a * times, b * times, c * times) for a, b, c in self._parts.sizes)
-            larger = Parts(sizes, self._parts.joined)
-            kinds = Probe(larger)._try(ops, kind, 0, ways[0] | {"times": times})
-            found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
+            larger, way = Probe(Parts(sizes, self._parts.joined)), ways[0] | {"times": times}
+            tried = [larger._try(ops, kind, 0, way)]
+            longer = [[size if size == 1 else max(size, 2 * largest) for size in shape] for shape in shapes]
+            if times * max(map(prod, longer)) <= 4 * MOST:
+                with suppress(RuntimeError, ValueError, IndexError, NotImplementedError):  # a size that must be so
+                    tried.append(larger._try(ops, kind, 0, way | {"beyond": largest}))
+            for kinds in tried:
+                found = [k if other in (None, k) else MIXED for k, other in zip(found, kinds, strict=True)]
         by_samples = any(kind(note).is_rows and not _is_number(note) for note in notes)
         # Integers are those of few samples: that nothing depends on them is luck (`seen[y] = True`).
         return [MIXED if by_samples and k.is_same else k for k in found or []]
@@ -123,7 +132,7 @@ class Probe:
         """None for a result that is all zeros, which fits to any kind."""
         numbers = [
             _Numbers(self._parts, torch.Generator().manual_seed(seed * 1000 + i), wide, way).make(
-                kind(column[0]), self._of_size(column, kind(column[0]), way.get("times", 1))
+                kind(column[0]), self._of_size(column, kind(column[0]), way)
             )
             for i, column in enumerate(_columns(ops))
         ]
@@ -144,17 +153,18 @@ class Probe:
             None if _are_zeros(values) else _judged(self._parts, values, equal) for values in zip(*results, strict=True)
         ]
 
-    def _of_size(self, column: Sequence[Note], kind: Kind, times: int) -> list[Note]:
-        """The notes with that many times as many rows, which the parts have."""
+    def _of_size(self, column: Sequence[Note], kind: Kind, way: dict[str, Any]) -> list[Note]:
+        """The notes with as many times the rows as the parts have, and with other dimensions of more than `beyond`."""
+        times, beyond = way.get("times", 1), way.get("beyond", 0)
         sizes = self._parts.sizes[kind.of if kind.dim is not None else 0]
-        return [_grown(note, kind, size // times, times) for note, size in zip(column, sizes, strict=True)]
+        return [_grown(note, kind, size // times, times, beyond) for note, size in zip(column, sizes, strict=True)]
 
 
-def _times(ops: Sequence[Op], kinds: Sequence[Kind], notes: Sequence[Note], found: Sequence[Kind]) -> int:
-    """How many times as many rows an operation must be tried on, so that none of its numbers counts beyond them."""
+def _counted(ops: Sequence[Op], kinds: Sequence[Kind], found: Sequence[Kind]) -> int:
+    """The largest number that an operation may count rows by; 0 if it has none."""
     op = ops[0]
     if is_view(op.func) or PLACE in kinds or not any(kind.is_rows for kind in found):  # of views shapes tell: `growth`
-        return 1
+        return 0
     named = [argument.name for argument in arguments_of(op.func)]
     numbers = [
         [value for name, value in (*zip(named, o.args, strict=False), *o.kwargs.items()) if name not in COUNTED]
@@ -162,22 +172,22 @@ def _times(ops: Sequence[Op], kinds: Sequence[Kind], notes: Sequence[Note], foun
     ]
     plain = [[value for value in leaves_in(given) if not isinstance(value, Note)] for given in numbers]
     if not plain[0] == plain[1] == plain[2]:  # sizes, which grow with the rows
-        return 1
-    largest = max((abs(value) for value in plain[0] if type(value) is int and abs(value) < 1 << 31), default=0)
-    room = MOST // max(1, *(prod(note.shape) for note in (*notes, *op.outs) if isinstance(note, Note)))
-    return max(1, min(largest // 2 + 1 if largest > 1 else 1, room))
+        return 0
+    return max((abs(value) for value in plain[0] if type(value) is int and abs(value) < 1 << 31), default=0)
 
 
-def _grown(note: Note, kind: Kind, rows: int, times: int) -> Note:
-    """The same with each of its `rows` as many times."""
-    if times == 1 or kind.dim is None:
-        return note
-    dim, value, shape = kind.dim, note.value, list(note.shape)
-    shape[dim] *= times
-    if value is not None:
-        apart = value.unflatten(dim, (kind.outer, rows, value.shape[dim] // (kind.outer * rows)))
-        value = apart.repeat_interleave(times, dim + 1).flatten(dim, dim + 2)
-    grown = copy.copy(note)
+def _grown(note: Note, kind: Kind, rows: int, times: int, beyond: int) -> Note:
+    """The same with each of its `rows` as many times, and the entries of other dimensions often enough."""
+    often = {dim: beyond // size + 1 for dim, size in enumerate(note.shape) if 1 < size <= beyond}
+    piece = 1
+    if kind.dim is not None:
+        often[kind.dim], piece = times, note.shape[kind.dim] // (kind.outer * rows)
+    grown, shape, value = copy.copy(note), list(note.shape), note.value
+    for dim, many in often.items():
+        shape[dim] *= many
+        if value is not None:
+            apart = value.unflatten(dim, (-1, piece if dim == kind.dim else 1))
+            value = apart.repeat_interleave(many, dim).flatten(dim, dim + 1)
     grown.shape, grown.value = tuple(shape), value
     return grown
 

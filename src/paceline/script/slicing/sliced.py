@@ -32,6 +32,7 @@ from paceline.script.proof.arguments import (
     unsharded,
     versions_of,
 )
+from paceline.script.proof.graphs import GraphCuts
 from paceline.script.proof.guards import Guards
 from paceline.script.proof.likeness import likeness
 from paceline.script.proof.mutations import Containers, Told
@@ -224,7 +225,7 @@ class SlicedCalls:
         if plan.compiled and plan.averages:
             self.averages.prepare(leaves[plan.batch_leaf].device)
         names, places = None, dict[Place, Any]()
-        begun.has_new_sizes = plan.has_new_sizes(leaves) and plan.calls > 1
+        plan.sizes.add(plan.other_sizes(leaves))
         is_due = due or begun.has_new_sizes or not few or plan.reads_state or self.guards.is_restless(module)
         is_due = is_due or plan.is_doubtful or plan.has_told
         if compared and not plan.compiled and is_due:
@@ -497,20 +498,27 @@ class SlicedCalls:
         leaves: list[Any],
         compared: bool,
     ) -> bool:
-        """Whether the plan is valid for the number of rows of this call. On the 1st, 2nd, 4th … new number, and on one
-        that is larger than all before, the module must do to all rows what it does to a few."""
+        """Whether the plan is valid for the sizes of this call. On the 1st, 2nd, 4th … new number of rows, on one that
+        is larger than all before, and on the 1st, 2nd, 4th … new sizes of other dimensions, the module must do to all
+        rows what it does to a few."""
         if not plan.fits(leaves):
             return False
         batch = plan.batch(leaves)
         if batch < 2 or (min(split_of(leaves, plan.batch_leaf, plan.cuts, self.group).sizes) < 2 and not plan.single):
             return False
+        begun, sizes, is_due = self._begun, plan.other_sizes(leaves), False
+        assert begun is not None
         if batch not in plan.batches:
-            is_largest = batch > max(plan.batches)  # a limit that the code has would show: `y[:8]`
+            is_due = batch > max(plan.batches)  # a limit that the code has would show: `y[:8]`
             plan.batches.add(batch)
-            if is_largest or _is_due(len(plan.batches)):
-                with self._checking(module, f"computes the same of {batch} rows as of few"):
-                    return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
-        return True
+            is_due = is_due or _is_due(len(plan.batches))
+        begun.has_new_sizes = sizes not in plan.sizes
+        if begun.has_new_sizes and not isinstance(plan.cuts, GraphCuts):  # a mask that all rows have in common
+            is_due = is_due or _is_due(len(plan.sizes) + 1)
+        if not is_due:
+            return True
+        with self._checking(module, f"computes the same of {batch} rows as of few"):
+            return self._prove.is_same_on_all_rows(plain, module, unsharded(given), plan, compared=compared)
 
     def _takes_other_branch(self) -> bool:
         """Whether the call has read other numbers, of the whole batch, than when it was tried out. Then it is undone,
