@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script.rows.crossings import HALF, named
+from paceline.script.rows.crossings import HALF, named, shown_as
 from paceline.torch_private import no_torch_function
 
 WHAT = "parts of a tensor"
@@ -56,7 +56,7 @@ def summed(
     name: str = "",
 ) -> torch.Tensor:
     """`plus`: a plain tensor that is added once, before the sum is rounded to `dtype`."""
-    return (named(_Summed, name) if name else _shown_as(_Summed, local)).apply(local, plus, mesh, dtype or local.dtype)
+    return (named(_Summed, name) if name else shown_as(_Summed, local)).apply(local, plus, mesh, dtype or local.dtype)
 
 
 def scattered(
@@ -69,7 +69,7 @@ def scattered(
 ) -> torch.Tensor:
     """As `summed`, of which each worker keeps its part along `dim`."""
     total = summed(local, mesh, plus=plus, dtype=dtype)
-    found: torch.Tensor = _shown_as(_OwnPart, total).apply(total, dim % local.dim(), mesh)
+    found: torch.Tensor = shown_as(_OwnPart, total).apply(total, dim % local.dim(), mesh)
     return found
 
 
@@ -89,7 +89,7 @@ def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
 def gathered(local: torch.Tensor, dim: int, mesh: DeviceMesh, length: int = 0) -> torch.Tensor:
     """`length` of the whole tensor; without it all parts are alike."""
     dim %= local.dim()
-    return _shown_as(_Gathered, local).apply(local, dim, mesh, length or local.shape[dim] * mesh.size())
+    return shown_as(_Gathered, local).apply(local, dim, mesh, length or local.shape[dim] * mesh.size())
 
 
 def own(whole: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
@@ -115,17 +115,13 @@ def group_of(mesh: DeviceMesh) -> Group:
     return group
 
 
-def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
-    return crossing if value.grad_fn is None else named(crossing, type(value.grad_fn).__name__)
-
-
 # -- DTensors ----------------------------------------------------------------------------------------------------------
 
 
 def local_of(dtensor: DTensor) -> torch.Tensor:
     """This worker's part, with its graph."""
     if dtensor.requires_grad and torch.is_grad_enabled():
-        found: torch.Tensor = _shown_as(_ToLocal, dtensor).apply(dtensor)
+        found: torch.Tensor = shown_as(_ToLocal, dtensor).apply(dtensor)
         return found
     return part_of(dtensor)
 
@@ -158,17 +154,18 @@ def like(local: torch.Tensor, value: Any) -> DTensor:
         return placed(local, shard.device_mesh, shard.placements[0], (shard.shape, shard.stride()))
 
 
-def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> DTensor:
+def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
     """This worker's part of a tensor that all workers hold. The part has its own memory."""
     full = plain.detach().contiguous()
-    part = own(full, placement.dim, mesh).clone(memory_format=torch.contiguous_format)
-    return placed(part, mesh, placement, (full.shape, full.stride()))
+    part = own(full, placement.dim, mesh) if isinstance(placement, Shard) else full
+    return placed(part.clone(memory_format=torch.contiguous_format), mesh, placement, (full.shape, full.stride()))
 
 
 @torch.no_grad()
 def split_like(plain: torch.Tensor, value: Any) -> DTensor:
     """The same, split as the other one is."""
-    return like(part_like(plain.detach(), value).clone(memory_format=torch.contiguous_format), value)
+    shard = dtensor_of(value)
+    return split(plain.to(part_of(value).device), shard.device_mesh, shard.placements[0])
 
 
 def part_like(plain: torch.Tensor, value: Any) -> torch.Tensor:
@@ -194,7 +191,7 @@ def everywhere(plain: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 def placed(local: torch.Tensor, mesh: DeviceMesh, placement: Placement, size: Any = None) -> DTensor:
     """The DTensor with this part. `size`: shape and stride of the whole, if they do not follow from the part."""
-    found: DTensor = _shown_as(_FromLocal, local).apply(local, mesh, placement, size)
+    found: DTensor = shown_as(_FromLocal, local).apply(local, mesh, placement, size)
     return found
 
 

@@ -42,7 +42,7 @@ def root_of(name: str) -> str:
 # Element by element, without random numbers. An in-place variant has the same root.
 ELEMENTWISE = {root_of(name) for name in f"{ONE} {SEVERAL} {IN_PLACE}".split()}
 ELEMENTWISE -= {"sgn"}  # its gradient is a tensor without memory
-ELEMENTWISE |= {"zeros_like", "ones_like", "empty_like", "full_like", "contiguous", "conj"}
+ELEMENTWISE |= {"zeros_like", "ones_like", "empty_like", "full_like", "contiguous"}
 _OPERATORS = {name for name in IN_PLACE.split() if name.startswith("__")}
 
 

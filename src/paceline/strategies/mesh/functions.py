@@ -201,7 +201,10 @@ def _elementwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         part = local_of(shard := sharded(tensors[0]))
         given, named = tree.replace((args, kwargs), lambda leaf: part if leaf is tensors[0] else leaf)
         found = f(*given, **named)
-        if isinstance(found, torch.Tensor) and (found.shape, found.stride()) == (part.shape, part.stride()):
+        if found is part:
+            return tensors[0]
+        is_part = isinstance(found, torch.Tensor) and found.shape == part.shape and found.stride() == part.stride()
+        if is_part and found.device == part.device:
             return like(found, shard)
     return _pointwise(f, name, args, kwargs)
 

@@ -86,7 +86,7 @@ class Rules:
             first = next(tensor for tensor in found if isinstance(tensor, DTensor))
             aim = args[0] if args else None
             alone = len(found) == 1 and len(args) == 1 and not kwargs and first.dtype not in HALF
-            if root_of(name) in (*ELEMENTWISE, "detach"):
+            if root_of(name) in (*ELEMENTWISE, "detach", "conj"):
                 self._note(args, kwargs)
                 given, named = tree.replace((args, kwargs), lambda leaf: self._own(leaf, first))
                 if in_place and not learns and isinstance(aim, DTensor):
