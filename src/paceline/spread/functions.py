@@ -28,7 +28,7 @@ FACTS = SHAPES | {
     *("is_signed", "is_inference", "is_conj", "is_neg", "requires_grad_", "register_hook", "retain_grad", "backward"),
     *("register_post_accumulate_grad_hook", "storage_offset", "is_same_size", "is_shared", "is_pinned", "_use_count"),
     *("_is_view", "is_tensor", "dim_order", "untyped_storage", "data_ptr", "_is_zerotensor", "is_nonzero_static"),
-    *("has_names", "unsafe_is_contiguous", "result_type"),
+    *("has_names", "unsafe_is_contiguous", "result_type", "detach_"),
 }
 
 

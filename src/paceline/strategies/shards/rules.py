@@ -27,8 +27,6 @@ from paceline.spread.functions import ELEMENTWISE, FACTS, fitting, is_in_place, 
 from paceline.spread.write_back import LentCopies
 from paceline.torch_private import no_torch_function
 
-KEPT = FACTS | {"__deepcopy__", "detach_"}
-
 
 class Rules:
     """The rules of one worker. `rows`: the workers that share the rows of a sliced call. `inside`: whether such a call
@@ -73,7 +71,7 @@ class Rules:
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
             return self._property(func, name, args)
-        if name in KEPT or (name == "type" and len(args) + len(kwargs) == 1):
+        if name in FACTS or name == "__deepcopy__" or (name == "type" and len(args) + len(kwargs) == 1):
             with no_torch_function():
                 return func(*args, **kwargs)
         in_place = is_in_place(name)
