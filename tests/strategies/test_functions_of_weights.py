@@ -26,6 +26,7 @@ def lists() -> dict[str, list[float]]:
         torch._foreach_add_(weights, averages, alpha=0.5)
         seen["into weights"] = [p.sum().item() for p in weights]
         seen["products"] = [p.sum().item() for p in torch._foreach_mul(averages, weights)]
+        seen["powers"] = [p.sum().item() for p in torch._foreach_pow(2.0, weights)]
         seen["norms"] = [n.item() for n in torch._foreach_norm([*weights, *averages])]
         seen["largest"] = [n.item() for n in torch._foreach_max(weights)]
         seen["short norms"] = [n.item() for n in (*torch._foreach_norm(short), *(one.norm() for one in short))]

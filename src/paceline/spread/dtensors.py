@@ -171,9 +171,10 @@ def split_like(plain: torch.Tensor, value: Any) -> DTensor:
 def part_like(plain: torch.Tensor, value: Any) -> torch.Tensor:
     """What a part of a tensor that is split as the other one is needs of a plain operand, with broadcasting: a view, if
     it is on the same device."""
-    shard, dim, plain = dtensor_of(value), shard_dim(value), plain.to(part_of(value).device)
-    if dim is None:
+    shard, dim = dtensor_of(value), shard_dim(value)
+    if dim is None or not plain.dim():
         return plain
+    plain = plain.to(part_of(value).device)
     with no_torch_function():
         at = dim - shard.dim() + plain.dim()
         return own(plain, at, shard.device_mesh) if at >= 0 and plain.shape[at] == shard.shape[dim] else plain

@@ -80,13 +80,13 @@ def of_lists(
 ) -> Any:
     """A function of lists of tensors, in which divided tensors may stand beside plain ones. The first list says whose
     part, or that the whole is computed."""
-    first, is_norm = args[0], name == "_foreach_norm"
+    first, is_norm = args[0] if args else None, name == "_foreach_norm"
     tensors = [leaf for leaf in tree.leaves((args, kwargs)) if is_sharded(leaf)]
     learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     # In half precision a norm of a part would be rounded before the parts' are put together.
     rounds = is_norm and kwargs.get("dtype") is None and any(tensor.dtype in HALF for tensor in tensors)
-    if learns or rounds:
-        return copies.on_wholes(f, args, kwargs, first if is_in_place(name) else ())
+    if learns or rounds or not isinstance(first, (list, tuple)):
+        return copies.on_wholes(f, args, kwargs, first if first and is_in_place(name) else ())
 
     def pick(value: Any) -> Any:
         if isinstance(value, (list, tuple)) and len(value) == len(first):
@@ -96,7 +96,7 @@ def of_lists(
     parts = pick(first)
     found = f(parts, *map(pick, args[1:]), **{key: pick(value) for key, value in kwargs.items()})
     if found is None or is_in_place(name):
-        return found
+        return None if found is None else first
     if is_norm:
         return norms(found, first, args[1] if len(args) > 1 else kwargs.get("ord", 2))
     if any(one.shape != part.shape for one, part in zip(found, parts, strict=True)):  # of each a single number

@@ -247,7 +247,7 @@ class Team:
 
     def _each(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of lists, for one place after the other."""
-        length = len(args[0])
+        length = next(len(value) for value in args if isinstance(value, (list, tuple)))
 
         def at(value: Any, place: int) -> Any:
             return [value[place]] if isinstance(value, (list, tuple)) and len(value) == length else value
