@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pool import Pools
 from test_views_of_weights import STRATEGIES, divided, made
+from torch import nn
 
 from paceline.script.rows.elementwise import ONE, SEVERAL
 
@@ -89,3 +90,39 @@ def is_same(found: Any, expected: Any) -> bool:
     if not isinstance(expected, list) or not isinstance(found, list):
         return bool(found == expected)
     return found[:2] == expected[:2] and found[2:] == pytest.approx(expected[2:], rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+ACTIVATIONS = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Hardtanh,
+    nn.Mish,
+    nn.Hardswish,
+    nn.Softplus,
+    nn.GELU,
+)
+
+
+def activated() -> dict[str, list[float]]:
+    """Activations between two layers, in place where they can be."""
+    seen = {}
+    for kind in ACTIVATIONS:
+        for place in (False, True)[: 2 if "inplace" in getattr(kind, "__constants__", ()) else 1]:
+            torch.manual_seed(1)
+            activation = kind(inplace=True) if place else kind()
+            model = nn.Sequential(nn.Linear(4, 8), activation, nn.Linear(8, 2), nn.Softmax(-1)).double()
+            model(torch.randn(6, 4, dtype=torch.float64)).square().sum().backward()
+            seen[f"{kind.__name__} {place}"] = [p.grad.square().sum().item() for p in model.parameters()]
+    return seen
+
+
+@pytest.mark.parametrize("strategy", ["mesh(data=1,model=2)", "sharded"])
+def test_activations_are_those_of_one_process(pool: Pools, strategy: str) -> None:
+    expected = activated()
+    assert "ReLU True" in expected
+    for found in pool(2, strategy).run(divided, strategy, activated):
+        for name, numbers in expected.items():
+            assert found[name] == pytest.approx(numbers, rel=1e-9), name

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -50,7 +49,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mesh.split_output import SplitOutput
-from paceline.torch_private import is_transformed, nn_bindings, no_torch_function, plain_data
+from paceline.torch_private import is_transformed, no_torch_function, plain_data
 
 Plain = Callable[..., Any]
 LAYERS = layers.KNOWN | class_losses.KNOWN
@@ -65,16 +64,6 @@ VIEWS = {
 }
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "softmax"}
 CONVERSIONS = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type"}
-# Functions of torch.nn.functional that are Python, by what they call.
-BENEATH: dict[Any, Plain] = {
-    F.relu: lambda x, inplace=False: x.relu_() if inplace else x.relu(),
-    F.silu: lambda x, inplace=False: (nn_bindings.silu_ if inplace else nn_bindings.silu)(x),
-    F.leaky_relu: lambda x, negative_slope=0.01, inplace=False: (
-        nn_bindings.leaky_relu_(x, negative_slope) if inplace else nn_bindings.leaky_relu(x, negative_slope)
-    ),
-    F.elu: lambda x, alpha=1.0, inplace=False: (nn_bindings.elu_ if inplace else nn_bindings.elu)(x, alpha),
-    F.softmax: lambda x, dim=None, _stacklevel=3, dtype=None: x.softmax(dim, dtype),
-}
 
 
 def answer(f: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,8 +100,6 @@ def _find_kind(f: Any) -> tuple[Any, str]:
     layer = LAYERS.get(f) or LAYERS.get(getattr(f, "__wrapped__", None))
     if layer is not None:
         return lambda f, name, args, kwargs: _layer(layer, f, name, args, kwargs), name
-    if f in BENEATH:
-        return lambda f, name, args, kwargs: BENEATH[f](*args, **kwargs), name
     if name in FACTS:
         return _fact, name
     if name == "grad":
@@ -197,15 +184,24 @@ def _pointwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 def _elementwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Of a single tensor each worker computes its part: DTensor lacks the gradients of some functions."""
     tensors = [leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if len(tensors) == 1 and not any(flag is True for flag in (*args, *kwargs.values())):  # `inplace`
-        part = local_of(shard := sharded(tensors[0]))
-        given, named = tree.replace((args, kwargs), lambda leaf: part if leaf is tensors[0] else leaf)
+    in_place, flags = kwargs.get("inplace"), [flag for key, flag in kwargs.items() if key != "inplace"]
+    if len(tensors) == 1 and not any(flag is True for flag in (*args, *flags)):
+        target = tensors[0]
+        if in_place and isinstance(target, ShardedParameter):
+            _refuse_leaf(target)
+        own = local_of(shard := sharded(target))
+        part = own.clone() if in_place else own
+        given, named = tree.replace((args, kwargs), lambda leaf: part if leaf is target else leaf)
         found = f(*given, **named)
-        if found is part:
-            return tensors[0]
+        if found is own:
+            return target
         is_part = isinstance(found, torch.Tensor) and found.shape == part.shape and found.stride() == part.stride()
         if is_part and found.device == part.device:
-            return like(found, shard)
+            if not in_place:
+                return like(found, shard)
+            with no_torch_function():
+                shard.copy_(like(found, shard))
+            return target
     return _pointwise(f, name, args, kwargs)
 
 
