@@ -21,6 +21,7 @@ ROOMS = (
         "threads",
         "units",
         "imports",
+        "options",
         "settings",
         "torch_private",
         "record",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.cli.shared.session import Session
+    from paceline.cli.session import Session
     from paceline.errors import PacelineError
 
 STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo")

@@ -10,13 +10,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from paceline.options import LASTING, OUTPUT, STALLS, argument, option, read_size
 
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 TRACKERS = ("wandb", "mlflow")
 Launcher = Literal["torchrun", "horovod", "tensorflow", "jax"]
+
+SMALL = 1 << 16
 
 # Set by launchers (torchrun, TensorFlow, JAX, horovodrun): a script that finds one takes its distributed branch.
 LAUNCHER_VARIABLES = (
@@ -62,10 +66,13 @@ SCHEDULER_VARIABLES = (
 class ProfileSettings:
     """Which steps `paceline profile` traces, and how."""
 
-    steps: int = 5
-    warm_up: int | None = None  # steps before the trace; None: until step times have settled
-    stack: bool = False  # record Python stacks, too
-    whole_run: bool = False  # let the script go on after the trace
+    PANEL: ClassVar = "Tracing"
+    steps: int = option(5, "Number of steps to trace on every worker.", "K", least=1)
+    warm_up: int | None = option(
+        None, "Number of warm-up steps before the trace.", "K", least=2, usual="until step times are steady"
+    )
+    stack: bool = option(False, "Record Python stacks: adds time by module, slows traced steps.")
+    whole_run: bool = option(False, "Run the script to its end after the trace.", names="--to-the-end --whole-run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,47 +96,133 @@ class SaveSettings:
 
 # Exit codes of workers whose state was saved at a commit: the run was told to end (EX_TEMPFAIL), or is to grow.
 PREEMPTED, JOINED = 75, 76
-SMALL = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The options that the user gave: the same on every worker of a run."""
+    """What the user asked for: the same on every worker of a run. Each option is declared here, and nowhere else; a
+    verb has those that it may use, and `launch` sends their values to the workers."""
 
-    script: str  # a path, or a module's name when `module` is set
-    module: bool = False
-    arguments: tuple[str, ...] = ()
+    script: str = argument("SCRIPT", "Training script, or with -m the name of a module.")
+    arguments: tuple[str, ...] = argument("[ARGUMENTS]...", "The script's own arguments.", default=())
+    module: bool = option(False, "Run SCRIPT as a module: -m package.train.", names="-m", panel="")
     workers: int = 1
-    strategy: str = "mirrored"  # as typed: name, or name(argument=value,…)
-    launch_as: Launcher | None = None  # the script distributes itself, and gets this launcher's environment variables
-    spread: int = 0  # hosts that share the workers equally; 0: each host is filled before the next
-    batch: Batch = "keep"
-    batch_dim: int = 0
-    whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
-    gather_below: int = SMALL  # bytes: smaller outputs of a model are gathered at once, larger ones stay sharded
-    threads: int | None = None  # per worker; None: its share of the cores
-    environment: tuple[str, ...] = ()  # variables of the workers, as typed: NAME=VALUE
-    steps: int | None = None  # stop after this number of steps
-    enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit
-    backend: Backend = "auto"
-    compression: Compression = "none"  # of gradients sent between hosts
-    share_record: bool = False  # other accounts may read the record
-    seed: int = 0  # seed of torch's, numpy's and Python's random streams; a script's own seed overrides it
+    batch: Batch = option(
+        "keep",
+        "keep: split the script's batch among the workers. scale: each worker takes whole batches.",
+        verbs=("run",),
+        repeated=True,
+        excludes=("--as",),
+    )
+    steps: int | None = option(None, "Stop after K steps.", "K", least=1, usual="the end of the script", verbs=("run",))
+    mods: tuple[str, ...] = option(
+        (), "Apply a mod; `paceline mods` lists them. May be repeated.", "NAME[=VALUE]", names="--mod"
+    )
+    compression: Compression = option(
+        "none",
+        "Compress gradients sent between hosts (results change slightly).",
+        verbs=("run",),
+        repeated=True,
+        excludes=("--as", "--elastic"),
+    )
+    autotune: bool = option(
+        True, "Do not tune the gradient bucket size in the first steps.", names="--no-autotune", verbs=("run",)
+    )
+    noise_scale: bool = option(
+        False,
+        "Measure the gradient noise scale, which estimates the largest useful batch. Needs 2 workers or micro-batches.",
+        verbs=("run",),
+        rare=True,
+        excludes=("--as", "--elastic"),
+    )
+    strategy: str = option(
+        "mirrored", "How the workers share the work.", "NAME[(ARGUMENT=VALUE,…)]", repeated=True, excludes=("--as",)
+    )
+    batch_dim: int = option(
+        0, "Tensor dimension that counts samples.", "N", least=0, rare=True, repeated=True, excludes=("--as",)
+    )
+    whole: tuple[str, ...] = option(
+        (),
+        "Never split this module (class name or attribute path). May be repeated.",
+        "MODULE",
+        repeated=True,
+        excludes=("--as",),
+    )
+    gather_below: int = option(
+        SMALL,
+        "Gather a model's outputs below this size at once; larger ones stay sharded. Numbers do not depend on it.",
+        "BYTES",
+        least=0,
+        rare=True,
+        repeated=True,
+    )
+    threads: int | None = option(
+        None, "CPU threads per worker.", "N", least=1, usual="an equal share of the cores", repeated=True
+    )
+    backend: Backend = option("auto", "Communication backend of the workers.", repeated=True, excludes=("--elastic",))
+    # Of torch's, numpy's and Python's random streams. Without one, each command draws its own.
+    seed: int = option(
+        0, "Initial random seed; the script may set its own.", "N", usual="a new seed, kept in the record"
+    )
     seed_shift: int = 0  # added to `seed`, and to every seed that the script sets
-    memory_limit: int = 0  # bytes that a worker may allocate; 0: no limit
+    launch_as: Launcher | None = option(
+        None,
+        "Run a script that distributes itself, with this launcher's environment variables. Paceline splits nothing.",
+        names="--as",
+        verbs=("run", "profile"),
+        repeated=True,
+    )
+    environment: tuple[str, ...] = option(
+        (),
+        "Set an environment variable of the workers. May be repeated.",
+        "NAME=VALUE",
+        names="--env",
+        verbs=("run", "profile"),
+    )
+    track: tuple[str, ...] = option(
+        (),
+        "Log each step's metrics to the script's run of this tracker, or to a run of its own. Repeatable.",
+        "|".join(TRACKERS),
+        panel=OUTPUT,
+        verbs=("run",),
+    )
+    share_record: bool = option(False, "Let other accounts read the record.", panel=OUTPUT)
+    restarts: int = option(
+        0,
+        "If the run fails, start it again from the last save, up to K times.",
+        "K",
+        panel=LASTING,
+        least=0,
+        verbs=("run",),
+    )
+    stall_warning: float = option(
+        60.0, "Waiting time before the missing workers are named.", "SECONDS", panel=STALLS, least=0.1
+    )
+    stall_abort: float | None = option(
+        None,
+        "Waiting time before a stalled run is ended; 0: never.",
+        "SECONDS",
+        panel=STALLS,
+        least=0.0,
+        usual="1800; 7200 before the first step",
+    )
+    memory_limit: int = option(
+        0,
+        "Memory limit per worker: 2GB, 512MB. GPU memory, or host memory without a GPU.",
+        "SIZE",
+        usual="all available memory",
+        reads=read_size,
+        verbs=("sweep",),
+    )
+    # What verbs ask for, each in its own words.
+    spread: int = 0  # hosts that share the workers equally; 0: each host is filled before the next
+    enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit
     elastic: int | None = None  # the run goes on without workers that are killed, as long as so many are left
     most: int | None = None  # … and starts again with so many, from the state of a commit
     saving: SaveSettings | None = None  # of the script's state
-    restarts: int = 0  # how often a run that failed starts again, from the last save
-    stall_warning: float = 60.0  # seconds
-    stall_abort: float | None = None  # seconds; 0: never; None: the default, longer before the first step
     staged: bool = True  # False: a measuring program, not a training script; it runs without a stage
-    mods: tuple[str, ...] = ()  # as typed: name, or name=value
-    autotune: bool = True  # try bucket sizes in the first steps
     timeline: bool = False  # write a timeline of phases and buckets to the record
-    noise_scale: bool = False  # measure the gradient noise scale
     facts: bool = False  # write how the script is set up (`record.facts`)
-    track: tuple[str, ...] = ()  # of TRACKERS, to which each step's metrics are logged
     profile: ProfileSettings | None = None  # trace a few steps
     sharpness: SharpnessSettings | None = None  # measure the sharpness of the final weights
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from paceline.advise.evidence import Evidence
-from paceline.cli.shared.live import LiveLine
+from paceline.cli.live import LiveLine
 from paceline.record import last_step
 from paceline.tables.figures import Figures, kept_figures, read_figures
 from paceline.units import percent, rate, seconds

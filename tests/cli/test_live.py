@@ -11,8 +11,8 @@ import pytest
 from fake_launch import one_step
 from rich.console import Console
 
+from paceline.cli.live import LiveLine
 from paceline.cli.profile import OF_TORCH
-from paceline.cli.shared.live import LiveLine
 from paceline.launch.events import Checking
 from paceline.tables.figures import Figures
 
@@ -108,7 +108,7 @@ def test_in_a_log_file_it_keeps_off_a_progress_bar_and_does_not_repeat_itself(mo
     log = LogFile()
     monkeypatch.setattr(sys, "stdout", log)
     monkeypatch.setattr(sys, "stderr", log)
-    monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
+    monkeypatch.setattr("paceline.cli.live.PLAIN_EVERY", 0.0)
     console = Console(stderr=True, highlight=False, markup=False, width=80)
     live = LiveLine(console, workers=2, quiet=False, script_to_stderr=False)
     live.output("stderr", b"\r10%")
@@ -153,8 +153,8 @@ def test_a_reader_that_went_away_does_not_end_the_training(start, monkeypatch):
 
 
 def test_a_series_says_which_trial_of_how_many_and_the_time_left(capfd):
-    from paceline.cli.shared.progress_line import Line
-    from paceline.cli.shared.terminal import stderr
+    from paceline.cli.series import Line
+    from paceline.cli.terminal import stderr
     from paceline.trials.core.bench import Budget
 
     line = Line(stderr(), Budget(None), quiet=False)
@@ -175,7 +175,7 @@ def test_a_series_says_which_trial_of_how_many_and_the_time_left(capfd):
 
 
 def test_a_bar_shows_the_time_left():
-    from paceline.cli.shared.terminal import progress_bar
+    from paceline.cli.terminal import progress_bar
 
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, width=100)
@@ -202,7 +202,7 @@ def test_the_time_left_is_told_from_steps_that_say_something_about_it(monkeypatc
 
 def test_lines_without_a_terminal_come_ever_more_rarely(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("paceline.cli.shared.live.time.monotonic", lambda: now)
+    monkeypatch.setattr("paceline.cli.live.time.monotonic", lambda: now)
     console = Console(file=io.StringIO(), width=120)
     live = LiveLine(console, workers=1, quiet=False, script_to_stderr=False)
     monkeypatch.setattr(live._running, "figures", lambda: Figures(steps=1, samples_per_s=10.0, step_time=1.0))

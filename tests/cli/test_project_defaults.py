@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.shared.defaults import NO_OPTIONS
+from paceline.cli.defaults import NO_OPTIONS
 from paceline.record.about.origin import read_origin
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +96,15 @@ def test_paths_are_relative_to_the_file_also_from_a_folder_below(project, launch
     assert len(list((folder / "all-runs").iterdir())) == 1
     assert json.loads(paceline_("runs", "--json")[1])["total"] == 1
     assert json.loads(paceline_("runs", "show", "last", "--json")[1])["run"]["status"] == "succeeded"
+
+
+def test_every_option_that_is_a_path_is_relative_to_the_file(project, launched, paceline_, monkeypatch):
+    folder = project(own='[run]\ntimeline = "charts/steps.json"\n')
+    (folder / "charts").mkdir()
+    (folder / "below").mkdir()
+    (folder / "below" / "train.py").touch()
+    monkeypatch.chdir(folder / "below")
+    assert paceline_("run", "train.py")[0] == 0
 
 
 def test_the_record_knows_the_command_and_the_defaults(project, launched, paceline_, tmp_path):

@@ -259,7 +259,7 @@ def test_notices_and_stalls_are_shown_even_when_quiet(launched, paceline_):
 
 
 def test_progress_without_a_terminal_comes_in_plain_lines(launched, paceline_, monkeypatch):
-    monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
+    monkeypatch.setattr("paceline.cli.live.PLAIN_EVERY", 0.0)
     launched.events = [
         Progress({0: one_step(1), 1: one_step(1)}),
         Progress({0: one_step(11), 1: one_step(11)}),
@@ -436,7 +436,7 @@ def test_a_run_that_communicates_is_sent_to_scale_with_its_own_options(launched,
 
 
 def test_a_run_of_known_length_says_how_much_is_left(launched, paceline_, monkeypatch):
-    monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
+    monkeypatch.setattr("paceline.cli.live.PLAIN_EVERY", 0.0)
     monkeypatch.setattr("paceline.tables.running.PAUSE", -1)  # computed anew at every step
     launched.events = [Progress({0: one_step(number)}) for number in range(1, 12)]
     *_, err = paceline_("run", "--steps", "51", "train.py")

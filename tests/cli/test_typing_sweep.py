@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_launch import FakeLaunch
 
-from paceline.cli.shared.series import parse_bytes, parse_time
 from paceline.errors import UsageError
 from paceline.launch import Notice, Output
+from paceline.options import read_size, read_time
 from paceline.record import Outcome, Step, StepWriter, read_run, read_steps
 
 OWN, FITS = 64, 512
@@ -201,15 +201,15 @@ def test_a_mistake_leaves_nothing_behind(launched, paceline_, tmp_path, typed, s
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("1.5m", 90)])
 def test_times(text, seconds):
-    assert parse_time(text) == seconds
+    assert read_time(text, "--budget") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5 apples", "m", "0s", "-5m", "5m!"])
 def test_no_times(text):
     with pytest.raises(UsageError):
-        parse_time(text)
+        read_time(text, "--budget")
 
 
 @pytest.mark.parametrize(("text", "size"), [("2GB", 2 << 30), ("512MiB", 512 << 20), ("1.5g", 3 << 29), ("100", 100)])
 def test_sizes(text, size):
-    assert parse_bytes(text) == size
+    assert read_size(text, "--memory-limit") == size

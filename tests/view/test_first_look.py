@@ -13,7 +13,7 @@ from view_browser import Visit
 from view_records import BEGUN, SLOW, TRAIN, Machine, make_live, make_run, make_scale
 from view_server import Served
 
-from paceline.cli.shared.series import recorded
+from paceline.cli.series import recorded
 from paceline.record import Outcome, Run, Step, WorkerInfo, read_run, write_run
 from paceline.record.about.labels import read_labels
 

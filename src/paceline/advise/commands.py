@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Sequence
 
 from paceline.advise.finding import Finding
 from paceline.mods import catalog
 from paceline.mods.prospects import why_idle
+from paceline.options import repeated
 from paceline.record.facts import Facts
 from paceline.record.schema import Run
 from paceline.settings import RunSettings
 
-OPTIONS = ("strategy", "batch_dim", "gather_below", "threads", "backend", "batch", "compression")  # two of `run` alone
 WORKERS = "workers"
 UNDER_LAUNCHERS = (WORKERS, "threads")  # mods that --as takes
 DISTRIBUTES_ITSELF = "the script distributes itself."
@@ -31,12 +29,11 @@ def command(run: Run, *, verb: str, more: Sequence[str] = (), mods: Sequence[str
     typed = ["paceline", verb]
     if isinstance(workers, int) and (workers > 1 or run.verb in ("run", "profile")) and verb in ("run", "profile"):
         typed += ["-n", str(workers)] if "-n" not in more else []
-    if isinstance(launcher := settings.get("launch_as"), str):
-        typed += ["--as", launcher]
     mods = run.mods if mods is None else mods
     if any(mod.startswith("threads=") for mod in mods):
         settings = settings | {"threads": None}  # the mod replaces the option
-    typed += _options(settings, more, OPTIONS if verb == "run" else OPTIONS[:-2])
+    replaced = {word.removeprefix("--").replace("-", "_"): None for word in more}
+    typed += repeated(RunSettings, settings | replaced, verb)
     typed += [word for mod in mods for word in ("--mod", mod)]
     if isinstance(hosts := run.topology.get("options"), list):
         typed += map(str, hosts)
@@ -85,15 +82,3 @@ def complete(finding: Finding, run: Run | None, facts: Facts | None = None) -> F
     elif name:
         finding.numbers = NUMBERS[catalog.CATALOG[name].numbers]
     return finding
-
-
-def _options(settings: Mapping[str, Any], more: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Options that change how the script runs: those of `names` that were given."""
-    typed: list[str] = []
-    for field in fields(RunSettings):
-        option, value = f"--{field.name.replace('_', '-')}", settings.get(field.name, field.default)
-        if field.name in names and value not in (field.default, None) and option not in more:
-            typed += [option, str(value)]
-    whole = settings.get("whole")
-    modules = whole if isinstance(whole, list) else []
-    return [*typed, *(word for module in modules for word in ("--whole", str(module)))]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
-from rich.console import Console
 from rich.progress import TaskID, TextColumn
 
 from paceline import __version__
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.host_options import HostOptions
-from paceline.cli.shared.script_options import runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import progress_bar, results, stderr
+from paceline.cli import series
+from paceline.cli.hosts import on_hosts
+from paceline.cli.options import WorkerOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted, progress_bar, results, stderr
+from paceline.cli.verb import alone, verb
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
-from paceline.record.about.labels import labels_of
+from paceline.options import again, option
 from paceline.record.schema import Outcome, Run
 from paceline.reports import bandwidth as reports
 from paceline.reports.terminal import show
+from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.topology.host import read
 from paceline.topology.machine import Topology
@@ -34,119 +32,82 @@ from paceline.units import count
 
 ALL_OPS, ALL_PARTS = ",".join(OPS), ",".join(trials.PARTS)
 
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        metavar="N",
-        help="Number of workers to measure between.",
-        show_default="one per GPU, at least 2; all workers of several hosts",
-        rich_help_panel=options.HOW,
-    ),
-]
-Ops = Annotated[
-    str,
-    typer.Option("--ops", metavar="LIST", help=f"Collectives to measure: {', '.join(OPS)}.", show_default="all"),
-]
-Sizes = Annotated[
-    str | None,
-    typer.Option(
-        "--sizes",
-        metavar="LIST",
-        help="Message sizes of the collectives: 1K,64K,4M; or a range in steps of 4×: 1K-256M.",
-        show_default="1K-256M",
-    ),
-]
-Backends = Annotated[
-    str | None,
-    typer.Option(
-        "--backends",
-        metavar="LIST",
-        help="Backends to measure: memory, gloo, nccl, network (the algorithms between hosts, by every worker), hosts "
+app = alone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandwidthOptions(WorkerOptions):
+    workers: int | None = option(
+        None,
+        "Number of workers to measure between.",
+        "N",
+        names="-n --workers",
+        usual="one per GPU, at least 2; all workers of several hosts",
+    )
+    ops: str = option(ALL_OPS, f"Collectives to measure: {', '.join(OPS)}.", "LIST", usual="all", panel="")
+    sizes: str | None = option(
+        None,
+        "Message sizes of the collectives: 1K,64K,4M; or a range in steps of 4×: 1K-256M.",
+        "LIST",
+        usual="1K-256M",
+        panel="",
+    )
+    backends: str | None = option(
+        None,
+        "Backends to measure: memory, gloo, nccl, network (the algorithms between hosts, by every worker), hosts "
         "(memory within hosts, network between them).",
-        show_default="memory,gloo; also nccl if each worker has a GPU. On several hosts: gloo,network,hosts",
-    ),
-]
-Only = Annotated[
-    str,
-    typer.Option(
-        "--only",
-        metavar="LIST",
-        help="Parts to measure: devices (GPU copies and pairs), pairs (of workers), collectives.",
-        show_default="all",
-    ),
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Measure fewer sizes and rounds; takes seconds.")]
+        "LIST",
+        usual="memory,gloo; also nccl if each worker has a GPU. On several hosts: gloo,network,hosts",
+        panel="",
+    )
+    only: str = option(
+        ALL_PARTS,
+        "Parts to measure: devices (GPU copies and pairs), pairs (of workers), collectives.",
+        "LIST",
+        usual="all",
+        panel="",
+    )
+    quick: bool = option(False, "Measure fewer sizes and rounds; takes seconds.", panel="")
+    share_record: bool = again(RunSettings, "share_record")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "bandwidth",
-        cls=verb(
-            "paceline bandwidth --quick",
-            "paceline bandwidth -n 4 --ops all_reduce --sizes 1K-64M",
-            "paceline bandwidth --hosts a:2,b:2 --quick",
-        ),
-    )(bandwidth)
-
-
-@runs_scripts
-def bandwidth(
-    context: typer.Context,
-    asked: HostOptions,
-    workers: Workers = None,
-    ops: Ops = ALL_OPS,
-    sizes: Sizes = None,
-    backends: Backends = None,
-    only: Only = ALL_PARTS,
-    quick: Quick = False,
-    oversubscribe: options.Oversubscribe = False,
-    record: options.RecordParent = options.RECORDS,
-    share_record: options.ShareRecord = False,
-    name: options.RecordName = None,
-    tag: options.Tags = None,
-    note: options.Note = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session, labels = Session.of(context, json=json), labels_of(name, tag or (), note)
+@verb(
+    app,
+    "paceline bandwidth --quick",
+    "paceline bandwidth -n 4 --ops all_reduce --sizes 1K-64M",
+    "paceline bandwidth --hosts a:2,b:2 --quick",
+)
+def bandwidth(session: Session, asked: BandwidthOptions) -> None:
+    labels, share = asked.labels(), asked.share_record
     host = discover()
-    number = on_hosts(session, asked, trials.SETTINGS, workers, trials.default_workers(host), quiet=quiet)
+    number = on_hosts(session, asked, trials.SETTINGS, asked.workers, trials.default_workers(host))
     specs = session.hosts.specs if session.hosts is not None else []
     hosts = [spec.workers for spec in specs] if len(specs) > 1 else []
-    parts = trials.parse_names(only, "--only", trials.PARTS)
-    asked_ops = trials.parse_names(ops, "--ops", OPS)
-    asked_sizes = trials.parse_sizes(sizes) if sizes is not None else trials.QUICK_SIZES if quick else trials.SIZES
-    asked_backends = trials.usual_backends(host, number, hosts)
-    if backends is not None:
-        asked_backends = trials.parse_names(backends, "--backends", BACKENDS)
+    parts = trials.parse_names(asked.only, "--only", trials.PARTS)
+    ops = trials.parse_names(asked.ops, "--ops", OPS)
+    sizes = trials.QUICK_SIZES if asked.quick else trials.SIZES
+    if asked.sizes is not None:
+        sizes = trials.parse_sizes(asked.sizes)
+    backends = trials.usual_backends(host, number, hosts)
+    if asked.backends is not None:
+        backends = trials.parse_names(asked.backends, "--backends", BACKENDS)
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     trials.check(
         host,
         workers=number,
-        sizes=asked_sizes,
-        backends=asked_backends,
+        sizes=sizes,
+        backends=backends,
         parts=parts,
         memory=free_memory(),
-        oversubscribe=oversubscribe or workers is None or session.hosts is not None,
+        oversubscribe=asked.oversubscribe or asked.workers is None or session.hosts is not None,
         hosts=hosts,
     )
-    record = session.open_record(record, "bandwidth", share=share_record, labels=labels)
+    record = session.open_record(asked.record, "bandwidth", share=share, labels=labels)
     plan = trials.plan(
-        host,
-        workers=number,
-        ops=asked_ops,
-        sizes=asked_sizes,
-        backends=asked_backends,
-        parts=parts,
-        quick=quick,
-        hosts=hosts,
+        host, workers=number, ops=ops, sizes=sizes, backends=backends, parts=parts, quick=asked.quick, hosts=hosts
     )
-    console = stderr()
     topology = survey()
-    measured, outcome = carry_out(plan, session, record, share=share_record, console=console, quiet=quiet)
+    measured, outcome = carry_out(plan, session, record, share=share)
     verdict = judge(
         [report for result in measured for report in result.reports],
         topology,
@@ -157,18 +118,22 @@ def bandwidth(
         interrupted=outcome.interrupted,
     )
     series.write_verdict(record, verdict)
-    plots = draw(verdict, record)
-    if not quiet:
-        show(results(json=json), reports.report(verdict))
+    drawn = {"collectives": reports.curves(verdict), "pairs": reports.pair_maps(verdict)}
+    title = count(verdict.workers, "worker")
+    made = [plotted(charts, record / "plots" / f"{name}.svg", title) for name, charts in drawn.items()]
+    plots = [plot for plot in made if plot is not None]
+    if not session.quiet:
+        show(results(json=session.json), reports.report(verdict))
     code = outcome.exit_code if outcome.interrupted else exit_code(verdict)
     told = series.document(verdict, trouble(verdict) if code else None, plots=[str(plot) for plot in plots])
-    series.finish(session, results(json=json), told, code=code, plots=plots, quiet=quiet)
+    series.finish(session, told, code=code, plots=plots)
 
 
 def carry_out(
-    plan: list[trials.Trial], session: Session, record: Path, *, share: bool, console: Console, quiet: bool
+    plan: list[trials.Trial], session: Session, record: Path, *, share: bool
 ) -> tuple[list[trials.Result], Outcome]:
     """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
+    console, quiet = stderr(), session.quiet
     measured: list[trials.Result] = []
     bar = progress_bar(console, TextColumn("{task.completed} of {task.total}"), quiet=quiet)
     task = TaskID(0)
@@ -218,18 +183,6 @@ def notes(host: Host, topology: Topology, measured: list[trials.Result]) -> list
     if devices is not None and devices.reports and not topology.devices:
         found.append("The usual rates of the GPU links are unknown without NVML. Type: pip install nvidia-ml-py")
     return found
-
-
-def draw(verdict: Verdict, record: Path) -> list[Path]:
-    """Draws the plots into the record."""
-    from paceline.charts.svg import write_svg
-
-    drawn = []
-    for name, made in (("collectives", reports.curves(verdict)), ("pairs", reports.pair_maps(verdict))):
-        if made:
-            drawn.append(record / "plots" / f"{name}.svg")
-            write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))
-    return drawn
 
 
 def exit_code(verdict: Verdict) -> int:

@@ -2,74 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from paceline.checkpoint import manifest
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.verify import fault_of
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import program, verb
-from paceline.cli.shared.session import Session
+from paceline.cli.options import JsonOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results
+from paceline.cli.verb import group, verb
+from paceline.options import argument, option
 from paceline.units import count, size
 
-Where = Annotated[Path, typer.Argument(metavar="PATH", help="Folder given to paceline.save.", show_default=False)]
-Source = Annotated[
-    Path,
-    typer.Argument(metavar="SOURCE", help="Checkpoint of Paceline, torch file, or DCP folder.", show_default=False),
-]
-Target = Annotated[
-    Path, typer.Argument(metavar="TARGET", help="New file (.pt, .pth, .bin, .ckpt) or folder.", show_default=False)
-]
-Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
-To = Annotated[
-    Literal["paceline", "torch", "dcp"] | None,
-    typer.Option("--to", help="Format of the target.", show_default="torch for a file name, else paceline"),
-]
-OnePart = Annotated[
-    str | None,
-    typer.Option("--part", metavar="NAME", help="Convert one part alone: model.", show_default="all parts by name"),
-]
+NUMBERS = ("tensors", "size")  # columns
+app = group("paceline checkpoint show ck", "paceline checkpoint verify ck", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    checkpoint = typer.Typer(
-        cls=program("paceline checkpoint show ck", "paceline checkpoint verify ck"),
-        no_args_is_help=True,
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(JsonOptions):
+    PANEL: ClassVar = ""
+    path: Path = argument("PATH", "Folder given to paceline.save.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(VerifyOptions):
+    PANEL: ClassVar = ""
+    tensors: bool = option(False, "List every tensor.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(JsonOptions):
+    PANEL: ClassVar = ""
+    source: Path = argument("SOURCE", "Checkpoint of Paceline, torch file, or DCP folder.")
+    target: Path = argument("TARGET", "New file (.pt, .pth, .bin, .ckpt) or folder.")
+    to: Literal["paceline", "torch", "dcp"] | None = option(
+        None, "Format of the target.", usual="torch for a file name, else paceline"
     )
-    checkpoint.command("show", cls=verb("paceline checkpoint show ck --tensors"))(show)
-    checkpoint.command("verify", cls=verb("paceline checkpoint verify ck"))(verify)
-    checkpoint.command(
-        "convert",
-        cls=verb("paceline checkpoint convert ck model.pt --part model", "paceline checkpoint convert ck out --to dcp"),
-    )(convert)
-    app.add_typer(checkpoint, name="checkpoint")
+    part: str | None = option(None, "Convert one part alone: model.", "NAME", usual="all parts by name")
 
 
-def show(context: typer.Context, path: Where, tensors: Tensors = False, json: options.Json = False) -> None:
+@verb(app, "paceline checkpoint show ck --tensors")
+def show(session: Session, asked: ShowOptions) -> None:
     """Shows what a checkpoint holds, and who saved it. Does not read the tensors."""
-    session = Session.of(context, json=json)
-    session.verb = "checkpoint show"
-    content = manifest.read(path)
-    if json:
+    content = manifest.read(asked.path)
+    if session.json:
         parts = {name: {"kind": part["kind"], "class": part["class"]} for name, part in content.parts.items()}
         listed = {name: asdict(tensor) for name, tensor in content.tensors.items()}
         files = [asdict(file) for file in content.files]
         head = {"step": content.step, "saved": content.saved, "extra": content.extra, "bytes": content.bytes}
         session.print_document(head | {"parts": parts, "files": files, "tensors": listed})
         return
-    console = Console(highlight=False, markup=False)
+    console = results()
     console.print(_headline(content), soft_wrap=True)
     console.print(_parts_table(content))
     held = f"{count(len(content.tensors), 'tensor')} in {count(len(content.files), 'file')}"
     console.print(f"{held}, {size(content.bytes)}")
-    if tensors:
+    if asked.tensors:
         console.print()
         console.print(_tensors_table(content))
 
@@ -84,7 +77,7 @@ def _headline(content: Manifest) -> str:
 
 
 def _parts_table(content: Manifest) -> Table:
-    table = _table("part", "class", "tensors", "size")
+    table = grid("part", "class", "tensors", "size", right=NUMBERS)
     for name, part in content.parts.items():
         own = [tensor for key, tensor in content.tensors.items() if key.startswith(f"{name}/")]
         what = part["class"] or part["kind"]
@@ -96,32 +89,24 @@ def _parts_table(content: Manifest) -> Table:
 
 
 def _tensors_table(content: Manifest) -> Table:
-    table = _table("tensor", "dtype", "shape", "size")
+    table = grid("tensor", "dtype", "shape", "size", right=NUMBERS)
     for name, tensor in sorted(content.tensors.items()):
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
         table.add_row(name, tensor.dtype, shape, size(tensor.bytes))
     return table
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("tensors", "size") else "left")
-    return table
-
-
-def verify(context: typer.Context, path: Where, json: options.Json = False) -> None:
+@verb(app, "paceline checkpoint verify ck")
+def verify(session: Session, asked: VerifyOptions) -> None:
     """Compares every file of a checkpoint with its checksum. The exit code is 1 if a file is damaged or missing."""
-    session = Session.of(context, json=json)
-    session.verb = "checkpoint verify"
-    content = manifest.read(path)
+    path, content = asked.path, manifest.read(asked.path)
     faults = {file.path: fault_of(path, file) for file in content.files}
     wrong = {str(path / name): fault for name, fault in faults.items() if fault}
-    if json:
+    if session.json:
         files: list[dict[str, Any]] = [asdict(file) | {"fault": faults[file.path] or None} for file in content.files]
         session.print_document({"step": content.step, "files": files, "intact": not wrong})
     else:
-        console = Console(highlight=False, markup=False)
+        console = results()
         for name, fault in wrong.items():
             console.print(f"! {name} {fault}", soft_wrap=True)
         files_said = count(len(faults), "file")
@@ -132,21 +117,14 @@ def verify(context: typer.Context, path: Where, json: options.Json = False) -> N
     raise typer.Exit(int(bool(wrong)))
 
 
-def convert(
-    context: typer.Context,
-    source: Source,
-    target: Target,
-    to: To = None,
-    part: OnePart = None,
-    json: options.Json = False,
-) -> None:
+@verb(app, "paceline checkpoint convert ck model.pt --part model", "paceline checkpoint convert ck out --to dcp")
+def convert(session: Session, asked: ConvertOptions) -> None:
     """Converts between checkpoints of Paceline, torch files and DCP folders, without unpickling anything."""
-    session = Session.of(context, json=json)
-    session.verb = "checkpoint convert"
     from paceline.checkpoint.convert import convert as convert_checkpoint  # imports torch
 
-    done = convert_checkpoint(source, target, to=to, part=part)
-    if json:
+    target = asked.target
+    done = convert_checkpoint(asked.source, target, to=asked.to, part=asked.part)
+    if session.json:
         session.print_document(asdict(done) | {"path": str(target)})
         return
     print(f"{count(done.tensors, 'tensor')}, {size(done.bytes)}, from {done.source} to {done.target}: {target}")

@@ -6,109 +6,52 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import program, verb
-from paceline.cli.shared.series import Trouble, parse_bytes
-from paceline.cli.shared.session import Session
+from paceline.cli.options import OutputOptions
+from paceline.cli.series import Trouble
+from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results, stderr
+from paceline.cli.verb import group, verb
 from paceline.data.formats import pack as pack_format
 from paceline.data.size_limits import RECORD
 from paceline.errors import UsageError
+from paceline.options import argument, option, read_size
 from paceline.units import count, size
 
-What = Annotated[
-    str,
-    typer.Argument(
-        metavar="DIR",
-        help="Image folder with one subfolder per class; or a dataset: module:name or file.py:name.",
-        show_default=False,
-    ),
-]
-Out = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="New folder for the packed files.", show_default="DIR-packed"),
-]
-Shards = Annotated[
-    int | None,
-    typer.Option("--shards", metavar="N", min=1, help="Number of files.", show_default="one per 128 MiB, at least 16"),
-]
-DecodeFirst = Annotated[
-    bool,
-    typer.Option(
-        "--decode/--no-decode", help="Decode every image first; name and leave out those that cannot be decoded."
-    ),
-]
-Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the records across the files.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed for shuffling.")]
-Paths = Annotated[
-    list[str],
-    typer.Argument(metavar="PATH...", help="TFRecord files, tar shards, or folders of them.", show_default=False),
-]
-Decode = Annotated[bool, typer.Option("--decode", help="Also decode every image.")]
-MaxBytes = Annotated[
-    str | None,
-    typer.Option(
-        "--max-bytes",
-        metavar="SIZE",
-        help="Largest record or decoded image to accept: 4GiB.",
-        show_default="1GiB; 256MiB for a decoded image",
-    ),
-]
-MaxImage = Annotated[
-    str | None,
-    typer.Option(
-        "--max-bytes",
-        metavar="SIZE",
-        help="Largest image file to accept: 4GiB.",
-        show_default="1GiB",
-    ),
-]
+app = group("paceline data pack images/train", "paceline data check images/train-packed", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    data = typer.Typer(
-        cls=program("paceline data pack images/train", "paceline data check images/train-packed"),
-        no_args_is_help=True,
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(OutputOptions):
+    PANEL: ClassVar = ""
+    what: str = argument("DIR", "Image folder with one subfolder per class; or a dataset: module:name or file.py:name.")
+    out: str | None = option(None, "New folder for the packed files.", "DIR", usual="DIR-packed")
+    shards: int | None = option(None, "Number of files.", "N", least=1, usual="one per 128 MiB, at least 16")
+    shuffle: bool = option(True, "Shuffle the records across the files.", names="--shuffle/--no-shuffle")
+    seed: int = option(0, "Random seed for shuffling.", "N")
+    decode: bool = option(
+        True, "Decode every image first; name and leave out those that cannot be decoded.", names="--decode/--no-decode"
     )
-    data.command(
-        "pack",
-        cls=verb("paceline data pack images/train --out packed", "paceline data pack mysets.py:train --shards 32"),
-    )(pack)
-    data.command("check", cls=verb("paceline data check packed --decode"))(check)
-    app.add_typer(data, name="data")
+    max_bytes: int = option(RECORD, "Largest image file to accept: 4GiB.", "SIZE", usual="1GiB", reads=read_size)
 
 
-def pack(
-    context: typer.Context,
-    what: What,
-    out: Out = None,
-    shards: Shards = None,
-    shuffle: Shuffle = True,
-    seed: Seed = 0,
-    decode: DecodeFirst = True,
-    max_bytes: MaxImage = None,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
+@verb(app, "paceline data pack images/train --out packed", "paceline data pack mysets.py:train --shards 32")
+def pack(session: Session, asked: PackOptions) -> None:
     """Packs images, or the samples of a dataset, into TFRecord files with an index."""
-    session = Session.of(context, json=json)
-    session.verb = "data pack"
+    what, out, quiet, json = asked.what, asked.out, session.quiet, session.json
     is_dataset = ":" in what and not os.path.isdir(what)
     home = out or (f"{Path(what.partition(':')[0]).stem}-packed" if is_dataset else _beside(what))
-    limit = parse_bytes(max_bytes, "--max-bytes") or RECORD
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = stderr()
     with _printing_aside(), _progress(quiet or json) as progress:
         bar = progress.add_task("packing", total=None)
 
@@ -119,11 +62,13 @@ def pack(
             where = console if progress.disable else progress.console
             where.print(f"! {text}", style="yellow", soft_wrap=True)
 
-        how: dict[str, Any] = {"shards": shards, "shuffle": shuffle, "seed": seed, "said": said}
+        how: dict[str, Any] = {"shards": asked.shards, "shuffle": asked.shuffle, "seed": asked.seed, "said": said}
         if is_dataset:
             packed = pack_format.pack_samples(_find(what), home, **how)
         else:
-            packed = pack_format.pack_images(what, home, max_bytes=limit, decode=decode, lost=lost, **how)
+            packed = pack_format.pack_images(
+                what, home, max_bytes=asked.max_bytes, decode=asked.decode, lost=lost, **how
+            )
     trouble = _left_out(packed, home)
     if json:
         told = msgspec.to_builtins(packed)
@@ -151,24 +96,30 @@ def _left_out(packed: pack_format.Packed, home: str) -> Trouble | None:
     )
 
 
-def check(
-    context: typer.Context,
-    paths: Paths,
-    decode: Decode = False,
-    max_bytes: MaxBytes = None,
-    quiet: options.Quiet = False,
-    json: options.Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(OutputOptions):
+    PANEL: ClassVar = ""
+    paths: tuple[str, ...] = argument("PATH...", "TFRecord files, tar shards, or folders of them.")
+    decode: bool = option(False, "Also decode every image.")
+    max_bytes: int | None = option(
+        None,
+        "Largest record or decoded image to accept: 4GiB.",
+        "SIZE",
+        usual="1GiB; 256MiB for a decoded image",
+        reads=read_size,
+    )
+
+
+@verb(app, "paceline data check packed --decode")
+def check(session: Session, asked: CheckOptions) -> None:
     """Reads record files from start to end and checks every checksum and the index."""
-    session = Session.of(context, json=json)
-    session.verb = "data check"
+    paths, quiet, json = asked.paths, session.quiet, session.json
     files = pack_format.files_to_check(paths)
-    limit = parse_bytes(max_bytes, "--max-bytes") or None
     with _progress(quiet or json) as progress:
         bar = progress.add_task("checking", total=len(files))
         checked = []
         for path in files:
-            checked.append(pack_format.check(path, decode=decode, max_bytes=limit))
+            checked.append(pack_format.check(path, decode=asked.decode, max_bytes=asked.max_bytes))
             progress.advance(bar)
     wrong = _missing(paths, checked)
     damaged = sum(len(file.damaged) for file in checked) + len(wrong)
@@ -208,7 +159,7 @@ def _progress(silent: bool) -> Progress:
     return Progress(console=Console(stderr=True), disable=silent or not sys.stderr.isatty(), transient=True)
 
 
-def _missing(paths: list[str], checked: list[pack_format.Checked]) -> list[str]:
+def _missing(paths: Sequence[str], checked: list[pack_format.Checked]) -> list[str]:
     """Files and records that `pack` wrote into these folders and that are missing now."""
     wrong = []
     for folder in filter(os.path.isdir, paths):
@@ -223,11 +174,9 @@ def _missing(paths: list[str], checked: list[pack_format.Checked]) -> list[str]:
 
 
 def _show(checked: list[pack_format.Checked], wrong: list[str], stale: list[str], *, quiet: bool) -> None:
-    console = Console(highlight=False, markup=False)
+    console = results()
     if not quiet:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("file", "records", "size", "damaged", "index"):
-            table.add_column(heading, justify="left" if heading in ("file", "index") else "right")
+        table = grid("file", "records", "size", "damaged", "index", right=("records", "size", "damaged"))
         for file in checked:
             table.add_row(
                 *(file.path, str(file.records), size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")

@@ -7,19 +7,19 @@ import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.progress_line import Line
-from paceline.cli.shared.series import parse_time, recorded, run_of
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import results, stderr
+from paceline.cli.options import RECORDS, RecordOptions
+from paceline.cli.series import Line, recorded, run_of
+from paceline.cli.session import Session
+from paceline.cli.terminal import results, stderr
 from paceline.cli.tune import keep
+from paceline.cli.verb import alone, verb
+from paceline.options import OUTPUT, option, read_time
 from paceline.record.private import write_file
 from paceline.reports.demo import printed_report, tuned
 from paceline.reports.terminal import show, tell
@@ -37,19 +37,18 @@ from paceline.units import count, rate
 FOLDER = Path("paceline-demo")
 STEPS = 1000  # limit of a tuning trial, above the number of steps that the demo's script makes
 
-BudgetOption = Annotated[
-    str,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="Time limit for the demo: 90s, 3m. The tune gets the remaining time, at most one minute.",
-        rich_help_panel=options.HOW,
-    ),
-]
-FolderOption = Annotated[
-    Path,
-    typer.Option("--folder", metavar="DIR", help="Folder for the demo's script.", rich_help_panel=options.OUTPUT),
-]
+app = alone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(RecordOptions):
+    budget: float | None = option(
+        "3m",
+        "Time limit for the demo: 90s, 3m. The tune gets the remaining time, at most one minute.",
+        "TIME",
+        reads=read_time,
+    )
+    folder: Path = option(FOLDER, "Folder for the demo's script.", "DIR", panel=OUTPUT)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,39 +73,24 @@ class Story:
 
     @property
     def view(self) -> str:
-        where = [] if self.parent == options.RECORDS else ["--record", str(self.parent)]
+        where = [] if self.parent == RECORDS else ["--record", str(self.parent)]
         return shlex.join(["paceline", "view", *where])
 
     @property
     def conclusion(self) -> list[str]:
         points = self.scaled.points if self.scaled else []
         on_all = next((point for point in points if point.workers == self.machine.workers), None)
-        return [
-            about_workers(self.machine, on_all),
-            about_tuning(self.tuned, self.tuned_step, skipped=self.skipped),
-        ]
+        return [about_workers(self.machine, on_all), about_tuning(self.tuned, self.tuned_step, skipped=self.skipped)]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command("demo", cls=verb("paceline demo"))(demo)
-
-
-def demo(
-    context: typer.Context,
-    budget: BudgetOption = "3m",
-    folder: FolderOption = FOLDER,
-    record: options.RecordParent = options.RECORDS,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
-    clock = Budget(parse_time(budget))
+@verb(app, "paceline demo")
+def demo(session: Session, asked: DemoOptions) -> None:
+    clock = Budget(asked.budget)
     host = discover()
     machine = Machine.of(cores=host.usable_cores, gpus=len(host.gpus), threads=asked_threads())
-    story = Story(machine=machine, script=copy_script(folder), parent=record)
-    console = results(json=json)
-    console.quiet = quiet
+    story = Story(machine=machine, script=copy_script(asked.folder), parent=asked.record)
+    console = results(json=session.json)
+    console.quiet = session.quiet
     compare(story, session, clock, console)
     if not story.interrupted:
         tune(story, session, clock, host, console)
@@ -114,7 +98,7 @@ def demo(
         console.print(f"paceline: interrupted. To see the measurements so far: {story.view}", soft_wrap=True)
     else:
         conclude(story, console)
-    if json:
+    if session.json:
         session.print_document(document(story, clock))
     raise typer.Exit(story.exit_code)
 

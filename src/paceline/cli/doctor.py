@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +12,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared import options
-from paceline.cli.shared.defaults import OWN, PREFIX, Defaults, find_defaults
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.session import Session
+from paceline.cli.defaults import OWN, PREFIX, Defaults, find_defaults
+from paceline.cli.options import JsonOptions, RecordOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results
+from paceline.cli.verb import alone, verb
 from paceline.doctor.checks import Check, examine
 from paceline.errors import UsageError
+from paceline.options import again
 from paceline.settings import all_variables
 from paceline.units import count
 
-
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command("doctor", cls=verb("paceline doctor"))(doctor)
+app = alone()
 
 
-def doctor(context: typer.Context, record: options.RecordParent = options.RECORDS, json: options.Json = False) -> None:
-    session = Session.of(context, json=json)
-    found, check = _defaults(context.find_root().command)
-    checks = [*examine(record), check]
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(JsonOptions):
+    record: Path = again(RecordOptions, "record")
+
+
+@verb(app, "paceline doctor")
+def doctor(session: Session, asked: DoctorOptions) -> None:
+    found, check = _defaults(session.context.find_root().command)
+    checks = [*examine(asked.record), check]
     listed = [{"option": each.words, "source": each.source, "beaten": found.beaten(each)} for each in found.found]
-    if json:
+    if session.json:
         session.print_document({"checks": msgspec.to_builtins(checks), "defaults": listed})
     else:
-        show(Console(highlight=False, markup=False), checks, found)
+        show(results(), checks, found)
     raise typer.Exit(int(any(check.prevents and not check.ok for check in checks)))
 
 
@@ -54,7 +59,7 @@ def _defaults(program: Any) -> tuple[Defaults, Check]:
 def show(console: Console, checks: list[Check], defaults: Defaults | None = None) -> None:
     """Prints a table with one mark per check, the advice for each failed check, the defaults of the project with their
     sources, and a conclusion."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = grid()
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("stop" if check.prevents else "warn", "bold red")
         found = Text(check.found)
@@ -77,7 +82,7 @@ def show(console: Console, checks: list[Check], defaults: Defaults | None = None
 
 
 def _defaults_table(defaults: Defaults) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = grid(header_style="bold", show_header=True)
     table.add_column("default of this project", overflow="fold")
     table.add_column("from", overflow="fold")
     table.add_column("")

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import msgspec
-import typer
-from rich.console import Console
-from rich.table import Table
 
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.session import Session
+from paceline.cli.options import JsonOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import grid, results
+from paceline.cli.verb import alone, verb
 from paceline.mods.catalog import CATALOG
 
 NUMBERS = {"same": "same", "rounded": "same to rounding", "other": "changed"}
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command("mods", cls=verb("paceline mods", "paceline run --mod precision=bf16 --mod channels_last train.py"))(
-        mods
-    )
+app = alone()
 
 
-def mods(context: typer.Context, json: options.Json = False) -> None:
-    session = Session.of(context, json=json)
-    if json:
+@verb(app, "paceline mods", "paceline run --mod precision=bf16 --mod channels_last train.py")
+def mods(session: Session, asked: JsonOptions) -> None:
+    if asked.json:
         session.print_document({"mods": [msgspec.to_builtins(entry) for entry in CATALOG.values()]})
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("--mod", "what it does", "numbers"):
-        table.add_column(heading)
+    table = grid("--mod", "what it does", "numbers")
     for entry in CATALOG.values():
         takes_number = entry.values == ("N",)
         value = "=N" if takes_number else "=VALUE" if entry.pattern else "[=VALUE]" if entry.values else ""
         choice = f" ({', '.join(entry.values)})" if entry.values and not takes_number else ""
         table.add_row(entry.name + value, entry.summary + choice, NUMBERS[entry.numbers])
-    Console(highlight=False, markup=False).print(table)
+    results().print(table)

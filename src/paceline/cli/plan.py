@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import typer
 
-from paceline.cli.shared import options, series
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, results
+from paceline.cli import series
+from paceline.cli.options import RECORDS, OutputOptions, no_records
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted, results
+from paceline.cli.verb import alone, run_settings, verb
 from paceline.errors import RecordError, UsageError
+from paceline.options import HOW, OUTPUT, again, argument, option
 from paceline.plan import measure as measuring
 from paceline.plan.check import check as check_records
 from paceline.plan.check import error_of
@@ -25,160 +26,78 @@ from paceline.plan.workload import Workload, read_workload
 from paceline.record import read_run
 from paceline.reports import plan as reports
 from paceline.reports.terminal import show
+from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.units import parse_size
 
-PLAN = "Plan options"
 Goal = Literal["time", "cost", "efficiency"]
 
 
-def _plan(*names: str, **more: Any) -> Any:
-    return typer.Option(*names, rich_help_panel=PLAN, **more)
+app = alone()
 
 
-Script = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="Training script, for --measure.", show_default=False)
-]
-ClusterOption = Annotated[
-    str | None,
-    _plan(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="Preset (dgx1x4@25: 4 hosts, 25 Gbit/s), topo --json output, or a cluster's JSON file.",
-        show_default="this machine",
-    ),
-]
-Record = Annotated[
-    Path,
-    typer.Option(
-        "--record",
-        metavar="DIR",
-        help="Record of the workload; of a folder of records, the latest.",
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-Workers = Annotated[
-    str | None,
-    _plan("-n", "--workers", metavar="LIST", help="Numbers of workers: 1,2,4,8,32.", show_default="1, 2, 4 … all"),
-]
-Weak = Annotated[bool, _plan("--weak", help="Weak scaling: each worker keeps the script's batch.")]
-Strategy = Annotated[str, _plan("--strategy", metavar="NAME", help="Strategy of the first table.")]
-GoalOption = Annotated[
-    Goal | None,
-    _plan(
-        "--goal", help="Search workers, strategy, batch, algorithm and bucket size for this goal.", show_default=False
-    ),
-]
-Budget = Annotated[
-    float,
-    _plan(
-        "--budget",
-        metavar="PRICE",
-        help="Most that reaching the accuracy may cost, for --goal.",
-        show_default="no limit",
-    ),
-]
-Accuracy = Annotated[
-    float | None,
-    _plan(
-        "--to-accuracy",
-        metavar="A",
-        help="Predict the time to this accuracy, which the record's run reached: 0.70.",
-        show_default=False,
-    ),
-]
-Samples = Annotated[
-    float,
-    _plan(
-        "--samples",
-        metavar="N",
-        help="Samples that the script's own batch needs to reach the accuracy.",
-        show_default="from the record",
-    ),
-]
-Speed = Annotated[
-    float,
-    _plan(
-        "--speed",
-        metavar="X",
-        help="Speed of the cluster's device relative to the record's: 8 for eight times as fast.",
-    ),
-]
-Activations = Annotated[
-    str | None,
-    _plan(
-        "--activations",
-        metavar="SIZExBLOCKS",
-        help="One row's activations between two blocks, and the number of blocks, for pipeline and mesh: 2MiBx24.",
-        show_default="unknown",
-    ),
-]
-Bandwidth = Annotated[
-    Path | None,
-    _plan(
-        "--bandwidth",
-        metavar="FILE",
-        help="Measured rates of a host: record or --json document of paceline bandwidth.",
-        show_default=False,
-    ),
-]
-Devices = Annotated[
-    str | None, _plan("--devices", metavar="LIST", help="GPUs of one host: 1,7.", show_default="the best for a ring")
-]
-Clusters = Annotated[bool, _plan("--clusters", help="Show the presets, and how to describe a cluster.")]
-Check = Annotated[bool, _plan("--check", help="Predict the runs that the records hold, and compare.")]
-Measure = Annotated[bool, _plan("--measure", help="First measure SCRIPT on this machine, in a short series.")]
-Steps = Annotated[int, _plan("--steps", metavar="K", min=20, help="Steps of each trial of --measure.")]
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(OutputOptions):
+    PANEL: ClassVar = "Plan options"
+    script: str | None = argument("SCRIPT", "Training script, for --measure.", default=None)
+    arguments: tuple[str, ...] = again(RunSettings, "arguments")
+    cluster: str | None = option(
+        None,
+        "Preset (dgx1x4@25: 4 hosts, 25 Gbit/s), topo --json output, or a cluster's JSON file.",
+        "NAME|FILE",
+        usual="this machine",
+    )
+    workers: str | None = option(
+        None, "Numbers of workers: 1,2,4,8,32.", "LIST", names="-n --workers", usual="1, 2, 4 … all"
+    )
+    weak: bool = option(False, "Weak scaling: each worker keeps the script's batch.")
+    strategy: str = option("mirrored", "Strategy of the first table.", "NAME")
+    goal: Goal | None = option(None, "Search workers, strategy, batch, algorithm and bucket size for this goal.")
+    budget: float = option(0.0, "Most that reaching the accuracy may cost, for --goal.", "PRICE", usual="no limit")
+    to_accuracy: float | None = option(
+        None, "Predict the time to this accuracy, which the record's run reached: 0.70.", "A"
+    )
+    samples: float = option(
+        0.0, "Samples that the script's own batch needs to reach the accuracy.", "N", usual="from the record"
+    )
+    speed: float = option(
+        1.0, "Speed of the cluster's device relative to the record's: 8 for eight times as fast.", "X"
+    )
+    activations: str | None = option(
+        None,
+        "One row's activations between two blocks, and the number of blocks, for pipeline and mesh: 2MiBx24.",
+        "SIZExBLOCKS",
+        usual="unknown",
+    )
+    bandwidth: Path | None = option(
+        None, "Measured rates of a host: record or --json document of paceline bandwidth.", "FILE"
+    )
+    devices: str | None = option(None, "GPUs of one host: 1,7.", "LIST", usual="the best for a ring")
+    clusters: bool = option(False, "Show the presets, and how to describe a cluster.")
+    check: bool = option(False, "Predict the runs that the records hold, and compare.")
+    measure: bool = option(False, "First measure SCRIPT on this machine, in a short series.")
+    steps: int = option(40, "Steps of each trial of --measure.", "K", least=20)
+    threads: int | None = again(RunSettings, "threads", panel=HOW)
+    record: Path = option(RECORDS, "Record of the workload; of a folder of records, the latest.", "DIR", panel=OUTPUT)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "plan",
-        cls=verb(
-            "paceline plan --measure train.py --epochs 1",
-            "paceline plan --record paceline-runs/2026-11-15T10-22-31-plan-train --cluster dgx1x4 -n 1,2,4,8,32",
-            "paceline plan --record paceline-runs/2026-11-15T10-22-31-plan-train --cluster my.json --goal time",
-            "paceline plan --clusters",
-        ),
-        context_settings=options.SCRIPT_LAST,
-    )(plan)
-
-
-def plan(
-    context: typer.Context,
-    script: Script = None,
-    arguments: options.Arguments = None,
-    cluster: ClusterOption = None,
-    workers: Workers = None,
-    weak: Weak = False,
-    strategy: Strategy = "mirrored",
-    goal: GoalOption = None,
-    budget: Budget = 0.0,
-    to_accuracy: Accuracy = None,
-    samples: Samples = 0.0,
-    speed: Speed = 1.0,
-    activations: Activations = None,
-    bandwidth: Bandwidth = None,
-    devices: Devices = None,
-    clusters: Clusters = False,
-    check: Check = False,
-    measure: Measure = False,
-    steps: Steps = 40,
-    threads: options.Threads = None,
-    record: Record = options.RECORDS,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
-    console = results(json=json)
-    if clusters:
+@verb(
+    app,
+    "paceline plan --measure train.py --epochs 1",
+    "paceline plan --record paceline-runs/2026-11-15T10-22-31-plan-train --cluster dgx1x4 -n 1,2,4,8,32",
+    "paceline plan --record paceline-runs/2026-11-15T10-22-31-plan-train --cluster my.json --goal time",
+    "paceline plan --clusters",
+)
+def plan(session: Session, asked: PlanOptions) -> None:
+    console, quiet, json = results(json=session.json), session.quiet, session.json
+    script, goal, budget, speed, record = asked.script, asked.goal, asked.budget, asked.speed, asked.record
+    if asked.clusters:
         if not quiet:
             show(console, reports.clusters_report())
         if json:
             session.print_document({"clusters": {name: msgspec.to_builtins(one) for name, one in PRESETS.items()}})
         return
-    if script is not None and not measure:
+    if script is not None and not asked.measure:
         raise UsageError(
             f"{script}: plan runs no script without --measure.", advice=f"Type: paceline plan --measure {script}"
         )
@@ -186,33 +105,33 @@ def plan(
         raise UsageError(f"--speed {speed:g}: must be above 0.", advice="Type it like this: --speed 8")
     if goal is None and budget:
         raise UsageError("--budget belongs to a search.", advice=f"Add --goal time, or leave --budget {budget:g} out.")
-    target = read_cluster(cluster) if cluster else here(discover())
-    if bandwidth is not None:
-        target = with_bandwidth(target, bandwidth)
-    if check:
+    target = read_cluster(asked.cluster) if asked.cluster else here(discover())
+    if asked.bandwidth is not None:
+        target = with_bandwidth(target, asked.bandwidth)
+    if asked.check:
         found = check_records(records_in(record), target)
         if not quiet:
             show(console, reports.check_report(found, target))
         if json:
             session.print_document(msgspec.to_builtins(found) | {"median": found.median, "worst": found.worst})
         raise typer.Exit(int(not found.runs))
-    numbers = parse_workers(workers, target)
-    chosen = parse_devices(devices, target)
-    if measure:
+    numbers = parse_workers(asked.workers, target)
+    chosen = parse_devices(asked.devices, target)
+    if asked.measure:
         if script is None:
             raise UsageError("--measure: there is no script.", advice="Type: paceline plan --measure train.py")
-        record = carry_out(session, script, arguments, threads, steps=steps, parent=record, quiet=quiet)
+        record = carry_out(session, script, asked)
     else:
         record = latest(record)
-    work = read_workload(record, accuracy=to_accuracy)
-    work = completed(work, activations=activations, samples=samples, accuracy=to_accuracy, record=record)
+    work = read_workload(record, accuracy=asked.to_accuracy)
+    work = completed(work, asked, record)
     own = check_records([record], here(discover()))
     made = make_plan(
         work,
         Fabric(target),
         numbers=numbers,
-        strategy=strategy,
-        weak=weak,
+        strategy=asked.strategy,
+        weak=asked.weak,
         speed=speed,
         devices=chosen,
         goal=goal,
@@ -286,18 +205,16 @@ def parse_activations(text: str) -> tuple[float, int]:
     return float(known), int(blocks)
 
 
-def completed(
-    work: Workload, *, activations: str | None, samples: float, accuracy: float | None, record: Path
-) -> Workload:
+def completed(work: Workload, asked: PlanOptions, record: Path) -> Workload:
     """The workload with what was typed, and what is missing for what was asked."""
-    unknown = list(work.unknown)
-    if activations is not None:
-        cut, blocks = parse_activations(activations)
+    unknown, accuracy = list(work.unknown), asked.to_accuracy
+    if asked.activations is not None:
+        cut, blocks = parse_activations(asked.activations)
         work = msgspec.structs.replace(work, cut=cut, blocks=blocks)
     else:
         unknown.append("bytes of activations between layers: pipeline and mesh are not predicted (--activations)")
-    if samples:
-        work = msgspec.structs.replace(work, samples_seen=samples)
+    if asked.samples:
+        work = msgspec.structs.replace(work, samples_seen=asked.samples)
     if accuracy is not None:
         if not work.critical:
             raise RecordError(
@@ -315,7 +232,7 @@ def records_in(folder: Path) -> list[Path]:
     if (folder / "run.json").is_file():
         return [folder]
     if not folder.is_dir():
-        raise options.no_records(folder, "plan")
+        raise no_records(folder, "plan")
     return sorted(path.parent for path in folder.glob("*/run.json"))
 
 
@@ -326,24 +243,14 @@ def latest(folder: Path) -> Path:
     return found[-1]
 
 
-def carry_out(
-    session: Session,
-    script: str,
-    arguments: list[str] | None,
-    threads: int | None,
-    *,
-    steps: int,
-    parent: Path,
-    quiet: bool,
-) -> Path:
+def carry_out(session: Session, script: str, asked: PlanOptions) -> Path:
     """Measures the script; returns the record."""
     host = discover()
-    asked = ScriptOptions(script=script, arguments=arguments, threads=threads, oversubscribe=True)
-    settings = replace(asked.settings(), steps=steps, autotune=False)
+    settings = run_settings(script=script, arguments=asked.arguments, threads=asked.threads)
+    settings = replace(settings, steps=asked.steps, autotune=False)
     settings = replace(settings, threads=measuring.threads(settings, host))
-    course = series.Series.begin(
-        session, settings, asked, host=host, budget=None, parent=parent, resume=None, quiet=quiet
-    )
+    series_asked = series.SeriesOptions(record=asked.record, oversubscribe=True)
+    course = series.Series.begin(session, settings, series_asked, host=host)
     with course.running() as outcome:
         found = measuring.measure(course.bench(label=lambda name: name), host)
         failed = [each for each in found if not each.ok]
@@ -352,7 +259,6 @@ def carry_out(
         raise typer.Exit(outcome.exit_code)
     if failed:
         raise RecordError(
-            f"{failed[0].name}: {failed[0].message}",
-            advice=f"Look at the trial's record: {course.record / 'trials'}",
+            f"{failed[0].name}: {failed[0].message}", advice=f"Look at the trial's record: {course.record / 'trials'}"
         )
     return course.record

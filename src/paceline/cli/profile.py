@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import prove
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.extras import need
-from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import results, stderr
+from paceline.cli.hosts import on_hosts
+from paceline.cli.live import LiveLine
+from paceline.cli.options import ScriptOptions, default_workers
+from paceline.cli.run import RunOptions
+from paceline.cli.series import Series, failure
+from paceline.cli.session import Session
+from paceline.cli.terminal import results, stderr
+from paceline.cli.verb import alone, verb
+from paceline.doctor.dependencies import need
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Event, Output, check, launch
+from paceline.launch.interrupts import exit_code_of
 from paceline.launch.tensorboard import prove_board, showing
-from paceline.mods import catalog
+from paceline.options import OUTPUT, again, option, read_time
 from paceline.record import Outcome, read_run
 from paceline.reports.clocks import clocks, clocks_document
 from paceline.reports.ending import ending
@@ -37,144 +39,86 @@ from paceline.topology import discover
 from paceline.topology.sampling import Sampler
 
 if TYPE_CHECKING:
+    from paceline.advise.finding import Finding
     from paceline.advise.profile import Profile
 
-WHAT = "Tracing"
 # What torch's allocator says of every trace of a script that holds memory already: nothing that a person can mend.
 OF_TORCH = re.compile(
     rb"(?:\[rank\d+\]:)?\[W[^\n]*Memory block of unknown size was allocated before the profiling[^\n]*\n"
 )
-Steps = Annotated[
-    int,
-    typer.Option("--steps", metavar="K", min=1, help="Number of steps to trace on every worker.", rich_help_panel=WHAT),
-]
-WarmUp = Annotated[
-    int | None,
-    typer.Option(
-        "--warm-up",
-        metavar="K",
-        min=2,
-        help="Number of warm-up steps before the trace.",
-        show_default="until step times are steady",
-        rich_help_panel=WHAT,
-    ),
-]
-Stack = Annotated[
-    bool,
-    typer.Option(
-        "--stack", help="Record Python stacks: adds time by module, slows traced steps.", rich_help_panel=WHAT
-    ),
-]
-ToTheEnd = Annotated[
-    bool,
-    typer.Option(
-        "--to-the-end", "--whole-run", help="Run the script to its end after the trace.", rich_help_panel=WHAT
-    ),
-]
-TraceFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Read this torch trace instead of running a script. May be repeated, once per rank.",
-        show_default=False,
-        rich_help_panel=WHAT,
-    ),
-]
-Top = Annotated[
-    int, typer.Option("--top", metavar="N", min=1, help="Number of rows of each table.", rich_help_panel=options.OUTPUT)
-]
+app = alone()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedOrTraced(ScriptOptionsWithLauncher):
-    """The script options, with an optional script: --trace needs none."""
-
-    script: options.Script = ""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "profile",
-        cls=verb(
-            "paceline profile -n 2 train.py --epochs 3",
-            "paceline profile --prove train.py",
-            "paceline profile --hosts a:4,b:4 train.py",
-            "paceline profile --trace trace.json.gz",
-        ),
-        context_settings=options.SCRIPT_LAST,
-    )(profile)
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(ScriptOptions):
+    trace: tuple[Path, ...] = option(
+        (),
+        "Read this torch trace instead of running a script. May be repeated, once per rank.",
+        "FILE",
+        panel=ProfileSettings.PANEL,
+    )
+    prove: bool = option(
+        False, "Measure each finding's mod in a trial, beside its predicted gain.", panel="Proving findings"
+    )
+    budget: str | None = option(
+        None, "Time limit for --prove: 90s, 5m.", "TIME", usual="no limit", panel="Proving findings"
+    )
+    top: int = option(10, "Number of rows of each table.", "N", least=1, panel=OUTPUT)
+    tensorboard: Path | None = again(RunOptions, "tensorboard")
 
 
-@runs_scripts
-def profile(
-    context: typer.Context,
-    asked: AskedOrTraced,
-    workers: options.Workers = None,
-    steps: Steps = 5,
-    warm_up: WarmUp = None,
-    stack: Stack = False,
-    to_the_end: ToTheEnd = False,
-    trace: TraceFiles = None,
-    prove_it: prove.Prove = False,
-    budget: prove.ProofBudget = None,
-    mod: options.Mods = None,
-    top: Top = 10,
-    record: options.RecordParent = options.RECORDS,
-    tensorboard: options.TensorBoard = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
+@verb(
+    app,
+    "paceline profile -n 2 train.py --epochs 3",
+    "paceline profile --prove train.py",
+    "paceline profile --hosts a:4,b:4 train.py",
+    "paceline profile --trace trace.json.gz",
+    script=False,
+)
+def profile(session: Session, settings: RunSettings, traced: ProfileSettings, asked: ProfileOptions) -> None:
+    script, budget = settings.script, asked.budget
     need("view", "profile")
     console = stderr()
-    if trace:
-        if asked.script:
+    if asked.trace:
+        if script:
             raise UsageError(
-                f"--trace reads existing traces and runs no script, but the script {asked.script} was given.",
+                f"--trace reads existing traces and runs no script, but the script {script} was given.",
                 advice="Leave out the script, or --trace.",
             )
-        if prove_it:
+        if asked.prove:
             raise UsageError(
                 "--prove needs a script to try mods on, but --trace was given.",
                 advice="Type: paceline profile --prove train.py",
             )
-        _tell(_read(trace), session, results(json=json), top=top, json=json, quiet=quiet)
+        _tell(_read(asked.trace), session, top=asked.top)
         return
-    if not asked.script:
+    if not script:
         raise UsageError("SCRIPT is missing.", advice="Type: paceline profile train.py")
-    if budget is not None and not prove_it:
+    if budget is not None and not asked.prove:
         raise UsageError(
             f"--budget {budget} limits the trials of --prove, and --prove was not given.",
-            advice=f"Type: paceline profile --prove --budget {budget} {asked.script}",
+            advice=f"Type: paceline profile --prove --budget {budget} {script}",
         )
-    if prove_it and (launcher := asked.launcher()) is not None:
+    if asked.prove and settings.launch_as is not None:
         raise UsageError(
-            f"--prove tries mods, and with --as {launcher} no mod is applied: the script distributes itself.",
+            f"--prove tries mods, and with --as {settings.launch_as} no mod is applied: the script distributes itself.",
             advice="Leave out --prove, or --as.",
         )
-    settings = replace(
-        asked.settings(),
-        mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
-        profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=to_the_end),
-    )
-    seconds, labels = series.parse_time(budget), asked.labels()
-    own = options.default_workers(asked.strategy)
-    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, own, quiet=quiet))
+    limit, labels = None if budget is None else read_time(budget, "--budget"), asked.labels()
+    settings = replace(settings, profile=traced)
+    own = default_workers(settings.strategy)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, asked.workers, own))
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     check(settings, discover(), oversubscribe=asked.oversubscribe or session.hosts is not None)
-    if tensorboard is not None:
-        prove_board(tensorboard)
-    session.open_record(record, asked.script, script=asked.script, share=asked.share_record, labels=labels)
-    outcome = _run(
-        settings, session, console, oversubscribe=asked.oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
-    )
+    if asked.tensorboard is not None:
+        prove_board(asked.tensorboard)
+    session.open_record(asked.record, script, script=script, share=settings.share_record, labels=labels)
+    outcome = _run(settings, session, console, oversubscribe=asked.oversubscribe, tensorboard=asked.tensorboard)
     try:
         assert session.record is not None
         told = _read(session.record)
     except PacelineError as error:
-        lost = _lost(outcome, record)
+        lost = _lost(outcome, asked.record)
         if outcome.exit_code == 0:
             if lost is not None:
                 raise lost from error
@@ -182,37 +126,31 @@ def profile(
         # The script failed before any step was traced, or the disk is full; the launcher has printed the error.
         if lost is not None:
             console.print(lost.message, style="yellow", soft_wrap=True)
-        if not quiet:
+        if not session.quiet:
             console.print(f"record: {session.record}", soft_wrap=True)
-        if json:
+        if session.json:
             session.print_document(failure(outcome) | {"as": settings.launch_as})
     else:
         if outcome.unrecorded and told.ranks < settings.workers:
             missing = settings.workers - told.ranks
             console.print(f"The traces of {missing} of {settings.workers} workers are lost.", style="yellow")
         code = 0
-        if prove_it and outcome.exit_code == 0:
-            code = prove.carry_out(session, settings, told.findings, budget=seconds, console=console, quiet=quiet)
+        if asked.prove and outcome.exit_code == 0:
+            code = _prove(session, settings, told.findings, budget=limit)
         more = failure(outcome) | {"as": settings.launch_as}
-        _tell(told, session, results(json=json), top=top, json=json, quiet=quiet, more=more)
+        _tell(told, session, top=asked.top, more=more)
         if code:
             raise typer.Exit(code)
     raise typer.Exit(outcome.exit_code)
 
 
 def _run(
-    settings: RunSettings,
-    session: Session,
-    console: Console,
-    *,
-    oversubscribe: bool,
-    tensorboard: Path | None,
-    quiet: bool,
-    json: bool,
+    settings: RunSettings, session: Session, console: Console, *, oversubscribe: bool, tensorboard: Path | None
 ) -> Outcome:
     """Runs the script and returns its outcome."""
     assert session.record is not None
-    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=True, record=session.record)
+    workers, quiet = settings.workers, session.quiet
+    live = LiveLine(console, workers=workers, quiet=quiet, script_to_stderr=True, record=session.record)
 
     def show_event(event: Event) -> None:
         if isinstance(event, Output):
@@ -240,6 +178,29 @@ def _run(
     return outcome
 
 
+def _prove(session: Session, settings: RunSettings, found: list[Finding], *, budget: float | None) -> int:
+    """Runs the trials and writes the measured gains into the record. Returns the exit code: 128 + the signal's number
+    after an interrupt."""
+    from paceline.advise.commands import complete
+    from paceline.advise.finding import write_findings
+    from paceline.trials.tune import prove
+
+    assert session.record is not None
+    settings = replace(settings, profile=None, steps=prove.STEPS, enough=prove.SETTLED)
+    course = Series.on(session, settings, session.record, budget)
+    code = 0
+    run = read_run(session.record)
+    try:
+        with course.line:
+            prove.prove(course.bench(label=str), found, mods=settings.mods, tell=course.line.say)
+    except KeyboardInterrupt as error:
+        code = exit_code_of(error)
+    for finding in found:  # another mod may have turned out to be the faster one
+        complete(finding, run)
+    write_findings(session.record, found)
+    return code
+
+
 def _lost(outcome: Outcome, parent: Path) -> RecordError | None:
     """The error if the record could not be written, so that there is no trace. The launcher has printed the cause."""
     if not outcome.unrecorded:
@@ -250,7 +211,7 @@ def _lost(outcome: Outcome, parent: Path) -> RecordError | None:
     )
 
 
-def _read(what: Path | list[Path]) -> Profile:
+def _read(what: Path | Sequence[Path]) -> Profile:
     """Reads a record or traces. Imports polars here, because that import takes longer than most verbs."""
     from paceline.advise.finding import write_findings
     from paceline.advise.profile import summarize
@@ -271,25 +232,17 @@ def _read(what: Path | list[Path]) -> Profile:
     return told
 
 
-def _tell(
-    told: Profile,
-    session: Session,
-    console: Console,
-    *,
-    top: int,
-    json: bool,
-    quiet: bool,
-    more: dict[str, Any] | None = None,
-) -> None:
+def _tell(told: Profile, session: Session, *, top: int, more: dict[str, Any] | None = None) -> None:
+    console = results(json=session.json)
     run = read_run(session.record) if session.record is not None else None
-    if not quiet:
+    if not session.quiet:
         show(console, report(told, top=top))
         tell(console, *findings(told.findings))
         if run is not None:
             tell(console, *clocks(run))
         if session.record is not None:
             console.print(f"record: {session.record}", soft_wrap=True)
-    if json:
+    if session.json:
         measured = {"clocks": clocks_document(run)} if run is not None else {}
         session.print_document(document(told) | measured | (more or {}))
 
@@ -309,15 +262,3 @@ def document(told: Profile) -> dict[str, Any]:
         "waits": told.waits,
         "findings": msgspec.to_builtins(told.findings),
     }
-
-
-def failure(outcome: Outcome) -> dict[str, Any]:
-    """The `error` of the JSON document, if the script failed or was stopped."""
-    told: dict[str, Any] = {"exit_code": outcome.exit_code}
-    if outcome.exit_code:
-        told["error"] = {
-            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
-            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
-            "advice": "Read the workers' output in the record: log.rank*.txt.",
-        }
-    return told

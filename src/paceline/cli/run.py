@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import msgspec
 import typer
 from msgspec import structs
 from rich.console import Console
 
-from paceline.cli.shared import lasting_options, options
-from paceline.cli.shared.clusters import cluster_of
-from paceline.cli.shared.command_words import another_verb
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.command_words import another_verb
+from paceline.cli.hosts import cluster_of
+from paceline.cli.live import LiveLine
+from paceline.cli.options import ScriptOptions, default_workers
+from paceline.cli.series import failure
+from paceline.cli.session import Session
+from paceline.cli.terminal import stderr
+from paceline.cli.verb import alone, verb
 from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
+from paceline.options import LASTING, OUTPUT, option, read_time
 from paceline.record import read_run, write_run
 from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
@@ -37,7 +39,7 @@ from paceline.reports.noise import figure, find_noise, noise_document
 from paceline.reports.profile import time_table
 from paceline.reports.report import Sentence
 from paceline.reports.terminal import show_table, tell
-from paceline.settings import TRACKERS, Batch, Compression, Launcher, RunSettings
+from paceline.settings import Launcher, RunSettings, SaveSettings
 from paceline.topology import discover
 from paceline.trials.core.run_advice import advise
 from paceline.trials.core.summary import Summary, summarize
@@ -48,197 +50,107 @@ from paceline.units import count, percent, rate, seconds
 
 MEASURED = 10  # steps: the times of a run that failed before are those of its beginning
 
-BatchOption = Annotated[
-    Batch,
-    typer.Option(
-        "--batch",
-        help="keep: split the script's batch among the workers. scale: each worker takes whole batches.",
-        rich_help_panel=options.HOW,
-    ),
-]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        "--steps",
-        metavar="K",
-        min=1,
-        help="Stop after K steps.",
-        show_default="the end of the script",
-        rich_help_panel=options.HOW,
-    ),
-]
-CompressionOption = Annotated[
-    Compression,
-    typer.Option(
-        "--compression",
-        help="Compress gradients sent between hosts (results change slightly).",
-        rich_help_panel=options.HOW,
-    ),
-]
-NoAutotune = Annotated[
-    bool,
-    typer.Option(
-        "--no-autotune",
-        help="Do not tune the gradient bucket size in the first steps.",
-        rich_help_panel=options.HOW,
-    ),
-]
-Timeline = Annotated[
-    Path | None,
-    typer.Option(
-        "--timeline",
-        metavar="FILE",
-        help="Write a timeline of phases and gradient buckets for Perfetto.",
-        show_default=False,
-        rich_help_panel=options.HOW,
-    ),
-]
-NoiseScale = Annotated[
-    bool,
-    typer.Option(
-        "--noise-scale",
-        help="Measure the gradient noise scale, which estimates the largest useful batch. Needs 2 workers or "
-        "micro-batches.",
-        rich_help_panel=options.HOW,
-    ),
-]
-Track = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--track",
-        metavar="|".join(TRACKERS),
-        help="Log each step's metrics to the script's run of this tracker, or to a run of its own. Repeatable.",
-        show_default=False,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-Emulate = Annotated[
-    int | None,
-    typer.Option(
-        "--emulate",
-        metavar="N",
-        min=1,
-        help="Emulate N workers: N× batch, per-worker batch norm.",
-        show_default=False,
-        rich_help_panel=options.HOW,
-    ),
-]
-PresetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--preset",
-        metavar="tuned|RECORD",
-        help="Apply the mods that `paceline tune` found for this script.",
-        show_default=False,
-        rich_help_panel=options.HOW,
-    ),
-]
+SAVES = "paceline-saves"  # the folder of all saves, where nothing else is given
+app = alone()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "run",
-        cls=verb(
-            "paceline run -n 4 train.py --epochs 3",
-            "paceline run -n 4 -m package.train --epochs 3",
-            "paceline run -n 4 --as torchrun train_ddp.py",
-            "paceline run --hosts a:4,b:4 train.py",
-            "paceline run --rendezvous a:29500 --nodes 2 -n 8 --secret FILE train.py",
-        ),
-        context_settings=options.SCRIPT_LAST,
-    )(run)
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ScriptOptions):
+    preset: str | None = option(None, "Apply the mods that `paceline tune` found for this script.", "tuned|RECORD")
+    timeline: Path | None = option(None, "Write a timeline of phases and gradient buckets for Perfetto.", "FILE")
+    emulate: int | None = option(None, "Emulate N workers: N× batch, per-worker batch norm.", "N", least=1)
+    tensorboard: Path | None = option(
+        None, "Folder for TensorBoard logs: loss, samples/s and the parts of each step.", "DIR", panel=OUTPUT
+    )
 
 
-@runs_scripts
-def run(
-    context: typer.Context,
-    asked: ScriptOptionsWithLauncher,
-    workers: options.Workers = None,
-    batch: BatchOption = "keep",
-    steps: Steps = None,
-    mod: options.Mods = None,
-    preset: PresetOption = None,
-    elastic: lasting_options.ElasticOption = None,
-    save_every: lasting_options.SaveEvery = None,
-    save_to: lasting_options.SaveTo = None,
-    resume: lasting_options.Resume = None,
-    restarts: lasting_options.Restarts = 0,
-    compression: CompressionOption = "none",
-    no_autotune: NoAutotune = False,
-    timeline: Timeline = None,
-    noise_scale: NoiseScale = False,
-    emulate: Emulate = None,
-    record: options.RecordParent = options.RECORDS,
-    tensorboard: options.TensorBoard = None,
-    track: Track = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
-    labels = asked.labels()
-    emulated = [] if emulate is None else [f"emulate={emulate}"]
-    mods = tuple(str(asked) for asked in catalog.parse([*(mod or []), *emulated]))
-    bounds = lasting_options.bounds_of(elastic)
-    needed = restarts > 0 or bounds.most is not None
-    saving = lasting_options.saving_of(asked.script, every=save_every, folder=save_to, resume=resume, needed=needed)
-    said, strategy = "", "mirrored"
-    if preset is not None:
-        found, where = find_preset(preset, asked.script, module=asked.module, records=record)
+@dataclass(frozen=True, kw_only=True)
+class LastingOptions:
+    PANEL: ClassVar = LASTING
+    elastic: str | None = option(
+        None,
+        "Go on without workers that are killed, with the same numbers, as long as MIN are left. With MAX, start again "
+        "with MAX workers at the next commit of a paceline.Elastic state.",
+        "MIN[:MAX]",
+    )
+    save_every: str | None = option(
+        None, "Save the script's paceline.Elastic state: every 10m, or every 500 commits.", "TIME|COMMITS"
+    )
+    save_to: Path | None = option(None, "Folder of the saved state.", "FOLDER", usual=f"{SAVES}/SCRIPT")
+    resume: str | None = option(
+        None, "Go on from a saved state. auto: from the one in --save-to, if there is one.", "auto|FOLDER"
+    )
+
+
+@verb(
+    app,
+    "paceline run -n 4 train.py --epochs 3",
+    "paceline run -n 4 -m package.train --epochs 3",
+    "paceline run -n 4 --as torchrun train_ddp.py",
+    "paceline run --hosts a:4,b:4 train.py",
+    "paceline run --rendezvous a:29500 --nodes 2 -n 8 --secret FILE train.py",
+)
+def run(session: Session, settings: RunSettings, lasting: LastingOptions, asked: RunOptions) -> None:
+    workers, quiet, labels = asked.workers, session.quiet, asked.labels()
+    mods: Sequence[str] = settings.mods
+    if asked.emulate is not None:
+        mods = [str(one) for one in catalog.parse([*mods, f"emulate={asked.emulate}"])]
+    bounds = bounds_of(lasting.elastic)
+    needed = settings.restarts > 0 or bounds.most is not None
+    settings = replace(
+        settings,
+        elastic=bounds.least,
+        most=bounds.most,
+        saving=saving_of(lasting, settings.script, needed=needed),
+        timeline=asked.timeline is not None,
+    )
+    said, own = "", bounds.most or default_workers(settings.strategy, settings.mods)
+    if asked.preset is not None:
+        found, where = find_preset(asked.preset, settings.script, module=settings.module, records=asked.record)
         if workers is None and not any(typed.startswith("workers=") for typed in mods):
             workers = found.workers
-        if compression == "none":
-            compression = found.compression
-        strategy = found.strategy
+        if settings.compression == "none":
+            settings = replace(settings, compression=found.compression)
+        if settings.strategy == "mirrored":
+            settings = replace(settings, strategy=found.strategy)
         mods = reduce(together, mods, tuple(found.mods))
         more = [found.strategy] * (found.strategy != "mirrored") + [found.compression] * (found.compression != "none")
         said = f"preset of {where}: {' '.join([*mods, *more]) or ': '.join(filter(None, ('no mods', found.said)))}"
-    settings = replace(
-        asked.settings(),
-        batch=batch,
-        steps=steps,
-        mods=tuple(str(asked) for asked in catalog.parse(mods)),
-        elastic=bounds.least,
-        most=bounds.most,
-        saving=saving,
-        restarts=restarts,
-        compression=compression,
-        autotune=not no_autotune,
-        timeline=timeline is not None,
-        noise_scale=noise_scale,
-        track=tuple(dict.fromkeys(track or ())),
-    )
-    if settings.strategy == "mirrored":
-        settings = replace(settings, strategy=strategy)
-    own = bounds.most or options.default_workers(asked.strategy, mod or ())
-    with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):
+    settings = replace(settings, mods=tuple(str(one) for one in catalog.parse(mods)))
+    with cluster_of(session, asked, settings, workers, own) as (cluster, workers):
         settings = replace(settings, workers=workers)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         here = settings if cluster is None or bounds.most is None else replace(settings, elastic=None, most=None)
         check(here, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
-        if cluster is not None and settings.launch_as is not None and elastic is not None and bounds.most is None:
+        if cluster is not None and settings.launch_as is not None and lasting.elastic and bounds.most is None:
             raise UsageError(
-                f"--elastic {elastic} and --as {settings.launch_as}: on several hosts a script that distributes itself "
-                "goes on from a saved state, with a largest number of workers.",
-                advice=f"Type: --elastic {elastic}:{workers} --save-every 10m",
+                f"--elastic {lasting.elastic} and --as {settings.launch_as}: on several hosts a script that "
+                "distributes itself goes on from a saved state, with a largest number of workers.",
+                advice=f"Type: --elastic {lasting.elastic}:{workers} --save-every 10m",
             )
-        if timeline is not None and not timeline.absolute().parent.is_dir():
+        if asked.timeline is not None and not asked.timeline.absolute().parent.is_dir():
             raise UsageError(
-                f"--timeline {timeline}: there is no folder {timeline.parent}.",
-                advice=f"Type: mkdir -p {timeline.parent}",
+                f"--timeline {asked.timeline}: there is no folder {asked.timeline.parent}.",
+                advice=f"Type: mkdir -p {asked.timeline.parent}",
             )
-        if tensorboard is not None:
-            prove_board(tensorboard)
-        record = session.open_record(record, asked.script, script=asked.script, share=asked.share_record, labels=labels)
+        if asked.tensorboard is not None:
+            prove_board(asked.tensorboard)
+        script, share = settings.script, settings.share_record
+        record = session.open_record(asked.record, script, script=script, share=share, labels=labels)
         console = stderr()
         if said and not quiet:
             console.print(f"paceline: {said}", soft_wrap=True)
         live = LiveLine(
-            console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=record, steps=steps
+            console,
+            workers=settings.workers,
+            quiet=quiet,
+            script_to_stderr=session.json,
+            record=record,
+            steps=settings.steps,
         )
 
         try:
-            with showing(tensorboard, record, live.event) as on_event:
+            with showing(asked.tensorboard, record, live.event) as on_event:
                 if cluster is not None:
                     interface = asked.interface
                     outcome = launch_on(settings, cluster, record=record, on_event=on_event, interface=interface)
@@ -253,8 +165,8 @@ def run(
         finally:
             live.close()
         summary = summary_of(record, outcome, settings)
-        if timeline is not None:
-            show_timeline(console, record, timeline)
+        if asked.timeline is not None:
+            show_timeline(console, record, asked.timeline)
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
         clock = wall_clock_of(record, summary.warm_up, outcome)
@@ -262,23 +174,23 @@ def run(
             summary = structs.replace(summary, seconds=clock.total)
             keep_duration(record, clock.total)
         hosts = 1 if cluster is None else len(cluster.hosts())
-        advice = advise(summary, hosts=hosts, compression=compression, own=settings.launch_as is None)
-        typed = another_verb(context, session.typed, advice.verb, advice.options) if advice else ""
-        noise = find_noise(record) if noise_scale else None
+        advice = advise(summary, hosts=hosts, compression=settings.compression, own=settings.launch_as is None)
+        typed = another_verb(session.context, session.typed, advice.verb, advice.options) if advice else ""
+        noise = find_noise(record) if settings.noise_scale else None
         if quiet:
             tell(console, *ending(outcome))
         else:
             show_summary(console, summary, session, launch_as=settings.launch_as, outcome=outcome, clock=clock)
-            if noise_scale and summary.steps:
+            if settings.noise_scale and summary.steps:
                 measured = figure(noise, summary.samples / summary.steps) if noise else None
                 tell(console, measured or Sentence("noise scale: not measured"))
             if advice is not None:
                 said = f"{advice.found} {advice.purpose}, type:\n  {typed}"
                 console.print(said, style="bold yellow", soft_wrap=True)
-        if json:
+        if session.json:
             told = document(summary, outcome, clock) | {"hosts": hosts, "as": settings.launch_as}
             told["advice"] = {"found": advice.found, "purpose": advice.purpose, "command": typed} if advice else None
-            session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
+            session.print_document(told | {"noise_scale": noise_document(noise)} if settings.noise_scale else told)
         raise typer.Exit(outcome.exit_code)
 
 
@@ -342,8 +254,7 @@ def show_summary(
         ran_all = summary.workers > 1 and launch_as is None and not verdict
         whole = ": every worker ran all of the script" if ran_all else ""
         console.print(
-            f"{count(summary.workers, 'worker')} · {seconds(wall)} · no optimizer step was made{whole}",
-            soft_wrap=True,
+            f"{count(summary.workers, 'worker')} · {seconds(wall)} · no optimizer step was made{whole}", soft_wrap=True
         )
     else:
         head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(wall)]
@@ -388,7 +299,7 @@ def show_times(console: Console, summary: Summary) -> None:
 
 def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dict[str, Any]:
     """What --json prints."""
-    told: dict[str, Any] = {
+    return {
         "workers": summary.workers,
         "view": summary.view,
         "strategy": summary.strategy,
@@ -400,12 +311,51 @@ def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dic
         "wall_clock": None if clock is None else msgspec.to_builtins(clock),
         "notices": outcome.notices,
         "not_in_force": outcome.not_in_force,
-        "exit_code": outcome.exit_code,
+        **failure(outcome),
     }
-    if outcome.exit_code:
-        told["error"] = {
-            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
-            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
-            "advice": "Read the workers' output in the record: log.rank*.txt.",
-        }
-    return told
+
+
+# -- runs that outlast failures ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least and the most workers of an elastic run, as typed."""
+
+    least: int | None = None
+    most: int | None = None
+
+
+def bounds_of(typed: str | None) -> Bounds:
+    """`2` or `2:4`."""
+    if typed is None:
+        return Bounds()
+    least, colon, most = typed.partition(":")
+    if not least.isdigit() or int(least) < 1 or (colon and (not most.isdigit() or int(most) < int(least))):
+        raise UsageError(
+            f"--elastic {typed}: not a number of workers.", advice="Type it like this: --elastic 2, or --elastic 2:4"
+        )
+    return Bounds(int(least), int(most) if colon else None)
+
+
+def saving_of(asked: LastingOptions, script: str, *, needed: bool) -> SaveSettings | None:
+    """Where and when the state is saved; None if nothing asks for it. `needed`: another option does."""
+    every, folder, resume = asked.save_every, asked.save_to, asked.resume
+    if every is None and folder is None and resume is None and not needed:
+        return None
+    where = (Path(SAVES) / Path(script).stem if folder is None else folder).absolute()
+    start = where if resume == "auto" else Path(resume).absolute() if resume is not None else None
+    if start is not None and not (start / "checkpoint.json").is_file():
+        if resume != "auto":
+            raise UsageError(
+                f"--resume {resume}: there is no saved state.",
+                advice="Type the folder that holds checkpoint.json, or --resume auto.",
+            )
+        start = None
+    commits = int(every) if every is not None and every.isdigit() else 0
+    if every is not None and every.isdigit() and not commits:
+        raise UsageError("--save-every 0: nothing would be saved.", advice="Type it like this: --save-every 10m")
+    seconds = read_time(every, "--save-every") if every is not None and not commits else None
+    return SaveSettings(
+        folder=str(where), seconds=seconds or 0.0, commits=commits, resume="" if start is None else str(start)
+    )

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.console import Console
 from rich.progress import TaskID
 
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, progress_bar, results, stderr
+from paceline.cli import series
+from paceline.cli.hosts import on_hosts
+from paceline.cli.options import WorkerOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted, progress_bar, results, stderr
+from paceline.cli.verb import alone, verb
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.launch.host import HostsGoneError
-from paceline.mods import catalog
+from paceline.options import option
 from paceline.record.folder import short_name
 from paceline.record.schema import Outcome
 from paceline.reports.scale import charts, report
@@ -31,126 +29,77 @@ from paceline.topology import discover
 from paceline.trials.scale import series as trials
 from paceline.units import count, rate, seconds
 
-WorkersList = Annotated[
-    str | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        metavar="LIST",
-        help="Numbers of workers to measure: 1,2,4. On several hosts, each host is filled before the next.",
-        show_default="1,2; on several hosts 1,2,4,… up to all workers",
-        rich_help_panel=options.HOW,
-    ),
-]
-Weak = Annotated[
-    bool,
-    typer.Option("--weak", help="Weak scaling: each worker keeps the script's batch.", rich_help_panel=options.HOW),
-]
-Repeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        metavar="N",
-        min=1,
-        help="Rounds. With fewer than three, no difference can be told from chance.",
-        rich_help_panel=options.HOW,
-    ),
-]
-Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=1, help="Number of steps of each trial.", rich_help_panel=options.HOW)
-]
+
+def parse_workers(text: str, option: str = "-n") -> tuple[int, ...]:
+    """`1,2,4` as numbers, each once, in order."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise UsageError(f"-n {text}: not a list of numbers.", advice="Type it like this: -n 1,2,4") from None
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "scale",
-        cls=verb(
-            "paceline scale -n 1,2,4 train.py --epochs 1",
-            "paceline scale -n 2,4,8 --hosts a:4,b:4 train.py --epochs 1",
-        ),
-        context_settings=options.SCRIPT_LAST,
-    )(scale)
+app = alone()
 
 
-@runs_scripts
-def scale(
-    context: typer.Context,
-    asked: ScriptOptions,
-    workers: WorkersList = None,
-    weak: Weak = False,
-    repeat: Repeat = 3,
-    steps: Steps = 30,
-    mod: options.Mods = None,
-    record: options.RecordParent = options.RECORDS,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
-    numbers = None if workers is None else parse_workers(workers)
-    settings = replace(
-        asked.settings(),
-        steps=steps,
-        mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(WorkerOptions):
+    workers: Sequence[int] = option(
+        (),
+        "Numbers of workers to measure: 1,2,4. On several hosts, each host is filled before the next.",
+        "LIST",
+        names="-n --workers",
+        usual="1,2; on several hosts 1,2,4,… up to all workers",
+        reads=parse_workers,
     )
-    if weak and any(one.startswith("emulate=") for one in settings.mods):
+    weak: bool = option(False, "Weak scaling: each worker keeps the script's batch.")
+    repeat: int = option(3, "Rounds. With fewer than three, no difference can be told from chance.", "N", least=1)
+    steps: int = option(30, "Number of steps of each trial.", "K", least=1)
+
+
+@verb(app, "paceline scale -n 1,2,4 train.py --epochs 1", "paceline scale -n 2,4,8 --hosts a:4,b:4 train.py --epochs 1")
+def scale(session: Session, settings: RunSettings, asked: ScaleOptions) -> None:
+    settings = replace(settings, steps=asked.steps)
+    if asked.weak and any(one.startswith("emulate=") for one in settings.mods):
         raise UsageError(
             "--weak and --mod emulate exclude each other: both multiply the batch.", advice="Leave one of them out."
         )
-    mode: trials.Mode = "weak" if weak else "strong"
-    there = on_hosts(session, asked, settings, max(numbers) if numbers else None, 2, quiet=quiet)
-    numbers = numbers or [*(2**k for k in range(there.bit_length()) if 2**k < there), there]
+    mode: trials.Mode = "weak" if asked.weak else "strong"
+    there = on_hosts(session, asked, settings, max(asked.workers, default=None), 2)
+    numbers = asked.workers or [*(2**k for k in range(there.bit_length()) if 2**k < there), there]
     settings = replace(settings, workers=max(numbers))
     hosts = session.hosts.specs if session.hosts is not None else ()
-    plan = trials.plan(settings, numbers, rounds=repeat, mode=mode, hosts=hosts)
+    plan = trials.plan(settings, numbers, rounds=asked.repeat, mode=mode, hosts=hosts)
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     for trial in plan[: len(numbers)]:
         check(trial.settings, discover(), oversubscribe=asked.oversubscribe or session.hosts is not None)
-    stem = short_name(asked.script)
-    record = session.open_record(
-        record, f"scale-{stem}", script=asked.script, share=asked.share_record, labels=asked.labels()
-    )
-    console = stderr()
+    name, share = f"scale-{short_name(settings.script)}", settings.share_record
+    record = session.open_record(asked.record, name, script=settings.script, share=share, labels=asked.labels())
     lost: HostsGoneError | None = None
     measured: list[trials.Result] = []
     outcome = Outcome(exit_code=1, seconds=0.0)
     try:
-        outcome = carry_out(plan, session, record, settings, measured, console=console, quiet=quiet)
+        outcome = carry_out(plan, session, record, settings, measured)
     except HostsGoneError as error:
         if not measured:
             raise
         lost = error
     verdict = trials.judge(measured, mode=mode, record=record, interrupted=outcome.interrupted)
     series.write_verdict(record, verdict)
-    plot = plotted(charts(verdict), record / "plots" / "scale.svg", asked.script)
-    if not quiet:
-        show(results(json=json), report(verdict))
+    plot = plotted(charts(verdict), record / "plots" / "scale.svg", settings.script)
+    if not session.quiet:
+        show(results(json=session.json), report(verdict))
     # Different numbers are a result, not a failure. A point without a measurement is a failure.
     code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures or lost))
     told = series.document(verdict, trouble(verdict, lost) if code else None, plot=plot)
-    series.finish(session, results(json=json), told, code=code, plots=[plot], quiet=quiet)
-
-
-def parse_workers(text: str) -> list[int]:
-    """`1,2,4` as numbers, each once, in order."""
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(f"-n {text}: not a list of numbers.", advice="Type it like this: -n 1,2,4") from None
+    series.finish(session, told, code=code, plots=[plot])
 
 
 def carry_out(
-    plan: list[trials.Trial],
-    session: Session,
-    record: Path,
-    settings: RunSettings,
-    measured: list[trials.Result],
-    *,
-    console: Console,
-    quiet: bool,
+    plan: list[trials.Trial], session: Session, record: Path, settings: RunSettings, measured: list[trials.Result]
 ) -> Outcome:
     """Runs the plan with a progress bar. Adds each result to `measured`. Writes run.json even after an error or an
     interrupt."""
+    console, quiet = stderr(), session.quiet
     steps = settings.steps or 1
     told: set[str] = set()
     warm = [time.monotonic()]  # the end of the first trial, which has imported torch
@@ -196,12 +145,7 @@ def carry_out(
     with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:
         task = bar.add_task("starting", total=len(plan) * steps)
         trials.carry_out(
-            plan,
-            zygote=session.workers(),
-            record=record,
-            on_event=on_event,
-            on_start=on_start,
-            on_result=on_result,
+            plan, zygote=session.workers(), record=record, on_event=on_event, on_start=on_start, on_result=on_result
         )
         series.conclude(outcome, measured)
     return outcome

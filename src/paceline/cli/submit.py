@@ -10,166 +10,45 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-import typer
-
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.session import Session
+from paceline.cli.options import JsonOptions
+from paceline.cli.session import Session
+from paceline.cli.verb import alone, own_arguments, verb
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.jobs.manifest import KubernetesJob, documents, text_of
+from paceline.options import again, argument, option
+from paceline.settings import RunSettings
 
-SLURM, KUBERNETES = "Slurm", "Kubernetes"
 VERBS = ("run", "scale", "sweep", "tune", "converge", "profile", "bandwidth", "topo")  # that use several hosts
 
-Slurm = Annotated[bool, typer.Option("--slurm", help="Submit a batch job to Slurm.", rich_help_panel=SLURM)]
-Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of hosts.")]
-PerNode = Annotated[int, typer.Option("--workers-per-node", metavar="N", min=1, help="Number of workers on each host.")]
-Gpus = Annotated[
-    int,
-    typer.Option(
-        "--gpus-per-node", metavar="N", min=0, help="Number of GPUs on each host.", show_default="no GPUs are asked for"
-    ),
-]
-Script = Annotated[
-    str,
-    typer.Argument(
-        metavar="SCRIPT|VERB",
-        help="Training script, or a verb and its own words: scale -n 2,4 train.py.",
-        show_default=False,
-    ),
-]
-RunOptions = Annotated[
-    str,
-    typer.Option(
-        "--run-options",
-        metavar="TEXT",
-        help="Options of `paceline run`, with a SCRIPT: '--strategy zero1 --mod precision=bf16'.",
-        show_default=False,
-    ),
-]
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job.", show_default="the script's")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job, and submit nothing.")]
-Time = Annotated[
-    str,
-    typer.Option("--time", metavar="TIME", help="Time limit: 2:00:00.", show_default=False, rich_help_panel=SLURM),
-]
-Partition = Annotated[
-    str,
-    typer.Option("--partition", metavar="NAME", help="Partition.", show_default=False, rich_help_panel=SLURM),
-]
-Account = Annotated[
-    str,
-    typer.Option("--account", metavar="NAME", help="Account to charge.", show_default=False, rich_help_panel=SLURM),
-]
-Container = Annotated[
-    str,
-    typer.Option(
-        "--container",
-        metavar="IMAGE",
-        help="Container image with Paceline and torch to run in, on clusters with pyxis. It sees the current folder.",
-        show_default=False,
-        rich_help_panel=SLURM,
-    ),
-]
-Warning = Annotated[
-    int,
-    typer.Option(
-        "--warn-before",
-        metavar="SECONDS",
-        min=1,
-        help="Time between SIGUSR1, which is passed on to the script, and the time limit.",
-        rich_help_panel=SLURM,
-    ),
-]
-Sbatch = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sbatch",
-        metavar="OPTION",
-        help="Another option of sbatch: --sbatch=--qos=high. May be repeated.",
-        show_default=False,
-        rich_help_panel=SLURM,
-    ),
-]
-Kubernetes = Annotated[
-    bool, typer.Option("--kubernetes", help="Create an Indexed Job in Kubernetes.", rich_help_panel=KUBERNETES)
-]
-Kubeflow = Annotated[
-    bool,
-    typer.Option("--kubeflow", help="With --kubernetes: a PyTorchJob of Kubeflow instead.", rich_help_panel=KUBERNETES),
-]
-Image = Annotated[
-    str,
-    typer.Option(
-        "--image",
-        metavar="IMAGE",
-        help="Container image with Paceline, torch and the script.",
-        show_default=False,
-        rich_help_panel=KUBERNETES,
-    ),
-]
-Namespace = Annotated[
-    str,
-    typer.Option(
-        "--namespace", metavar="NAME", help="Namespace.", show_default="kubectl's", rich_help_panel=KUBERNETES
-    ),
-]
-Workdir = Annotated[
-    str,
-    typer.Option(
-        "--workdir",
-        metavar="DIR",
-        help="Folder in the image where the script is run.",
-        show_default="the image's own",
-        rich_help_panel=KUBERNETES,
-    ),
-]
+app = alone()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "submit",
-        cls=verb(
-            "paceline submit --slurm --nodes 2 --workers-per-node 4 --time 2:00:00 train.py --epochs 3",
-            "paceline submit --slurm --nodes 2 --workers-per-node 4 --account physics scale -n 2,4,8 train.py",
-            "paceline submit --kubernetes --image registry/train:1 --nodes 2 --gpus-per-node 8 train.py",
-        ),
-        context_settings=options.SCRIPT_LAST,
-    )(submit)
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions(JsonOptions):
+    PANEL: ClassVar = ""
+    script: str = argument("SCRIPT|VERB", "Training script, or a verb and its own words: scale -n 2,4 train.py.")
+    arguments: tuple[str, ...] = again(RunSettings, "arguments")
+    module: bool = again(RunSettings, "module")
+    run_options: str = option(
+        "", "Options of `paceline run`, with a SCRIPT: '--strategy zero1 --mod precision=bf16'.", "TEXT"
+    )
+    dry_run: bool = option(False, "Print the job, and submit nothing.")
 
 
-def submit(
-    context: typer.Context,
-    script: Script,
-    arguments: options.Arguments = None,
-    module: options.Module = False,
-    nodes: Nodes = 1,
-    workers_per_node: PerNode = 1,
-    gpus_per_node: Gpus = 0,
-    run_options: RunOptions = "",
-    name: Name = "",
-    dry_run: DryRun = False,
-    slurm: Slurm = False,
-    time: Time = "",
-    partition: Partition = "",
-    account: Account = "",
-    container: Container = "",
-    warn_before: Warning = 120,
-    sbatch: Sbatch = None,
-    kubernetes: Kubernetes = False,
-    kubeflow: Kubeflow = False,
-    image: Image = "",
-    namespace: Namespace = "",
-    workdir: Workdir = "",
-    json: options.Json = False,
-) -> None:
-    session = Session.of(context, json=json)
-    if slurm == (kubernetes or kubeflow):
+@verb(
+    app,
+    "paceline submit --slurm --nodes 2 --workers-per-node 4 --time 2:00:00 train.py --epochs 3",
+    "paceline submit --slurm --nodes 2 --workers-per-node 4 --account physics scale -n 2,4,8 train.py",
+    "paceline submit --kubernetes --image registry/train:1 --nodes 2 --gpus-per-node 8 train.py",
+)
+def submit(session: Session, asked: SubmitOptions, job: Job, pods: KubernetesJob) -> None:
+    script, module, run_options = asked.script, asked.module, asked.run_options
+    if job.slurm == (pods.kubernetes or pods.kubeflow):
         raise UsageError(
             "paceline submit needs one scheduler: --slurm or --kubernetes.",
             advice="Type: paceline submit --slurm train.py",
@@ -180,55 +59,41 @@ def submit(
             f"--run-options {run_options}: the words after {script} are its options already.",
             advice=f"Type: paceline submit … {script} {run_options} …",
         )
-    words = [*split(run_options), *(["-m"] if module else []), script, *options.own_arguments(arguments)]
-    run = [script, *(arguments or ())] if is_verb else ["run", *words]
+    words = [*split(run_options), *(["-m"] if module else []), script, *own_arguments(asked.arguments)]
+    run = [script, *asked.arguments] if is_verb else ["run", *words]
     named = next((word for word in run[1:] if word.endswith(".py")), script)
-    name = name or (f"{script}-{name_of(named)}"[:40] if is_verb and named != script else name_of(script))
-    total = nodes * max(workers_per_node, gpus_per_node)
-    if not slurm:
-        if not image:
+    name = job.name or (f"{script}-{name_of(named)}"[:40] if is_verb and named != script else name_of(script))
+    total = job.nodes * max(job.workers_per_node, job.gpus_per_node)
+    if not job.slurm:
+        if not pods.image:
             raise UsageError(
                 "paceline submit --kubernetes needs a container image.", advice="Type: --image registry/train:1"
             )
         # The script is in the image, so it is not looked for here.
-        pods = KubernetesJob(
+        pods = replace(
+            pods,
             name=name,
-            image=image,
             run=counted(run, total),
-            nodes=nodes,
             secret=secrets.token_urlsafe(32),
-            gpus_per_node=gpus_per_node,
-            namespace=namespace,
-            folder=workdir,
-            kubeflow=kubeflow,
+            nodes=job.nodes,
+            gpus_per_node=job.gpus_per_node,
         )
-        _submit(session, text_of(documents(pods)), ["kubectl", "create", "-f", "-"], dry_run=dry_run, json=json)
+        _submit(session, text_of(documents(pods)), ["kubectl", "create", "-f", "-"], dry_run=asked.dry_run)
         return
     if not is_verb and not module and not Path(script).is_file():
         raise UsageError(
             f"The script {script!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
             advice="Type the path of a Python file, or a module's name after -m.",
         )
-    job = Job(
-        name=name,
-        command=["paceline", *counted(run, total)] if container else [sys.executable, "-m", "paceline", *run],
-        folder=os.getcwd(),
-        nodes=nodes,
-        workers_per_node=workers_per_node,
-        gpus_per_node=gpus_per_node,
-        time=time,
-        partition=partition,
-        account=account,
-        container=container,
-        warning=warn_before,
-        more=sbatch or (),
-    )
-    _submit(session, batch_script(job), ["sbatch"], dry_run=dry_run, json=json)
+    in_image = ["paceline", *counted(run, total)]
+    command = in_image if job.container else [sys.executable, "-m", "paceline", *run]
+    job = replace(job, name=name, command=command, folder=os.getcwd())
+    _submit(session, batch_script(job), ["sbatch"], dry_run=asked.dry_run)
 
 
-def _submit(session: Session, text: str, command: Sequence[str], *, dry_run: bool, json: bool) -> None:
+def _submit(session: Session, text: str, command: Sequence[str], *, dry_run: bool) -> None:
     said = "" if dry_run else submitted(command, text)
-    if json:
+    if session.json:
         session.print_document({"job": text, "submitted": not dry_run, "said": said})
     else:
         print(text if dry_run else said, end="")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import typer
-
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted
+from paceline.cli import series
+from paceline.cli.hosts import on_hosts
+from paceline.cli.series import Series, SeriesOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted
+from paceline.cli.verb import alone, verb
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
+from paceline.options import option
 from paceline.reports.sweep import advice, charts, complaint, report
 from paceline.reports.terminal import show
+from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.core.bench import Measured
 from paceline.trials.sweep.search import OnBench, Sweep, Verdict, judge
@@ -25,131 +25,56 @@ from paceline.units import rate
 
 ENOUGH = 1.0  # seconds of steady steps after which a trial ends
 
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        metavar="N",
-        min=1,
-        help="Number of workers.",
-        show_default="1; all workers of several hosts",
-        rich_help_panel=options.HOW,
-    ),
-]
-From = Annotated[
-    int | None,
-    typer.Option(
-        "--from",
-        metavar="N",
-        min=1,
-        help="First batch size, in samples per step.",
-        show_default="the script's batch",
-        rich_help_panel=options.HOW,
-    ),
-]
-To = Annotated[
-    int | None,
-    typer.Option(
-        "--to",
-        metavar="N",
-        min=1,
-        help="Largest batch size to try.",
-        show_default="the largest that fits",
-        rich_help_panel=options.HOW,
-    ),
-]
-ToTheEnd = Annotated[
-    bool,
-    typer.Option(
-        "--to-the-end",
-        help="Continue after throughput stops growing, until memory or data runs out.",
-        rich_help_panel=options.HOW,
-    ),
-]
-Repeat = Annotated[
-    int,
-    typer.Option(
-        "--repeat",
-        metavar="N",
-        min=1,
-        help="Number of times to measure the batches near the best.",
-        rich_help_panel=options.HOW,
-    ),
-]
-Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=10, help="Step limit of a trial.", rich_help_panel=options.HOW)
-]
+app = alone()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "sweep",
-        cls=verb(
-            "paceline sweep train.py --epochs 10",
-            "paceline sweep --from 8 --memory-limit 2GB train.py",
-            "paceline sweep --hosts a:4,b:4 train.py",
-        ),
-        context_settings=options.SCRIPT_LAST,
-    )(sweep)
-
-
-@runs_scripts
-def sweep(
-    context: typer.Context,
-    asked: ScriptOptions,
-    workers: Workers = None,
-    start: From = None,
-    to: To = None,
-    to_the_end: ToTheEnd = False,
-    repeat: Repeat = 2,
-    steps: Steps = 1000,
-    memory_limit: series.MemoryLimit = None,
-    budget: series.BudgetOption = None,
-    mod: options.Mods = None,
-    resume: series.Resume = None,
-    record: options.RecordParent = options.RECORDS,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
-    settings = replace(
-        asked.settings(),
-        steps=steps,
-        enough=ENOUGH,
-        mods=parse_mods(mod or []),
-        memory_limit=series.parse_bytes(memory_limit),
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(SeriesOptions):
+    workers: int | None = option(
+        None, "Number of workers.", "N", names="-n --workers", least=1, usual="1; all workers of several hosts"
     )
+    start: int | None = option(
+        None, "First batch size, in samples per step.", "N", names="--from", least=1, usual="the script's batch"
+    )
+    to: int | None = option(None, "Largest batch size to try.", "N", least=1, usual="the largest that fits")
+    to_the_end: bool = option(False, "Continue after throughput stops growing, until memory or data runs out.")
+    repeat: int = option(2, "Number of times to measure the batches near the best.", "N", least=1)
+    steps: int = option(1000, "Step limit of a trial.", "K", least=10)
+
+
+@verb(
+    app,
+    "paceline sweep train.py --epochs 10",
+    "paceline sweep --from 8 --memory-limit 2GB train.py",
+    "paceline sweep --hosts a:4,b:4 train.py",
+)
+def sweep(session: Session, settings: RunSettings, asked: SweepOptions) -> None:
+    check_mods(settings.mods)
+    settings = replace(settings, steps=asked.steps, enough=ENOUGH)
+    start, to = asked.start, asked.to
     if start is not None and to is not None and to < start:
         raise UsageError(
             f"--from {start} is larger than --to {to}.", advice=f"Type it like this: --from {to} --to {start}"
         )
-    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, 1, quiet=quiet))
-    course = series.Series.begin(
-        session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet
-    )
-    verdict, code = carry_out(course, start=start, to=to, to_the_end=to_the_end, repeat=repeat)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, asked.workers, 1))
+    course = Series.begin(session, settings, asked, host=discover())
+    verdict, code = carry_out(course, asked)
     series.write_verdict(course.record, verdict)
-    plot = plotted(charts(verdict), course.record / "plots" / "sweep.svg", asked.script)
-    if verdict.largest is not None and not quiet:
+    plot = plotted(charts(verdict), course.record / "plots" / "sweep.svg", settings.script)
+    if verdict.largest is not None and not session.quiet:
         show(course.results, report(verdict))
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot)
-    series.finish(session, course.results, told, code=code, plots=[plot], quiet=quiet)
+    series.finish(session, told, code=code, plots=[plot])
 
 
-def parse_mods(texts: list[str]) -> tuple[str, ...]:
-    """The user's mods, which apply to every trial. The sweep itself sets the batch."""
-    asked = catalog.parse(texts)
-    if any(one.entry.name == "batch" for one in asked):
+def check_mods(mods: Sequence[str]) -> None:
+    """UsageError for mods that cannot apply to every trial: the sweep itself sets the batch."""
+    if any(one.entry.name == "batch" for one in catalog.parse(mods)):
         raise UsageError("--mod batch: the sweep sets the batch itself.", advice="Use --from and --to instead.")
-    catalog.parse([*texts, "batch=x1:none"])
-    return tuple(str(one) for one in asked)
+    catalog.parse([*mods, "batch=x1:none"])
 
 
-def carry_out(
-    course: series.Series, *, start: int | None, to: int | None, to_the_end: bool, repeat: int
-) -> tuple[Verdict, int]:
+def carry_out(course: Series, asked: SweepOptions) -> tuple[Verdict, int]:
     """Runs the trials. Writes run.json even after an error or an interrupt. Returns the verdict and the exit code."""
 
     def label(name: str) -> str:
@@ -165,8 +90,9 @@ def carry_out(
         elif walk.trials:  # if no trial succeeded, this message is shown at the end
             course.line.say(f"{label(measured.name)}: {measured.message}")
 
-    measure = OnBench(course.bench(label=label, on_event=on_event, on_result=on_result), start)
-    walk = Sweep(measure, course.budget, start=start, to=to, repeat=repeat, to_the_end=to_the_end)
+    measure = OnBench(course.bench(label=label, on_event=on_event, on_result=on_result), asked.start)
+    bounds = {"start": asked.start, "to": asked.to}
+    walk = Sweep(measure, course.budget, **bounds, repeat=asked.repeat, to_the_end=asked.to_the_end)
     with course.running() as outcome:
         walk.run()
         outcome.exit_code = int(not walk.trials or walk.ceiling.broken)
@@ -177,7 +103,7 @@ def carry_out(
     return verdict, outcome.exit_code
 
 
-def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
+def trouble(verdict: Verdict, course: Series) -> series.Trouble:
     """Why the exit code is not 0."""
     if verdict.interrupted:
         return course.interrupted("the sweep had ended")

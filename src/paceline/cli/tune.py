@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import shlex
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-import typer
 from rich.console import Console
 
-from paceline.cli.shared import options, series
-from paceline.cli.shared.clusters import on_hosts
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted
+from paceline.cli import series
+from paceline.cli.hosts import on_hosts
+from paceline.cli.options import RECORDS, default_workers
+from paceline.cli.series import Series, SeriesOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import plotted
+from paceline.cli.verb import alone, verb
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice
 from paceline.mods import catalog
+from paceline.options import option, read_time
 from paceline.record.private import write_file
 from paceline.record.stopping import stop
 from paceline.reports.report import Command
@@ -56,113 +57,52 @@ def complete_tried(incomplete: str) -> list[tuple[str, str]]:
     return [(name, summary_of(name)) for name in names]
 
 
-BudgetOption = Annotated[
-    str,
-    typer.Option("--budget", metavar="TIME", help="Time limit: 90s, 5m, 1h30m.", rich_help_panel=options.HOW),
-]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow",
-        metavar="batch|exactness",
-        help="Also try mods that change the numbers. batch: a larger batch, with a scaled learning rate. exactness: "
+app = alone()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(SeriesOptions):
+    budget: float | None = option("5m", "Time limit: 90s, 5m, 1h30m.", "TIME", reads=read_time)
+    allow: tuple[str, ...] = option(
+        (),
+        "Also try mods that change the numbers. batch: a larger batch, with a scaled learning rate. exactness: "
         "what several workers may do otherwise than one process (bn=local, random=own, view=slice). May be repeated.",
-        show_default=False,
-        rich_help_panel=options.HOW,
-    ),
-]
-Start = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--mod",
-        metavar="NAME[=VALUE]",
-        help="Start from this mod. May be repeated.",
-        show_default=False,
-        autocompletion=catalog.complete,
-        rich_help_panel=options.HOW,
-    ),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="NAME",
-        help="Try only this mod. May be repeated.",
-        show_default="all mods that apply",
-        autocompletion=complete_tried,
-        rich_help_panel=options.HOW,
-    ),
-]
-Without = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--without",
-        metavar="NAME",
-        help="Do not try this mod. May be repeated.",
-        show_default=False,
-        autocompletion=complete_tried,
-        rich_help_panel=options.HOW,
-    ),
-]
-Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=10, help="Step limit of a trial.", rich_help_panel=options.HOW)
-]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "tune",
-        cls=verb("paceline tune train.py --epochs 10", "paceline tune --budget 15m --allow batch train.py"),
-        context_settings=options.SCRIPT_LAST,
-    )(tune)
-
-
-@runs_scripts
-def tune(
-    context: typer.Context,
-    asked: ScriptOptions,
-    workers: options.Workers = None,
-    budget: BudgetOption = "5m",
-    allow: Allow = None,
-    mod: Start = None,
-    only: Only = None,
-    without: Without = None,
-    steps: Steps = 1000,
-    resume: series.Resume = None,
-    record: options.RecordParent = options.RECORDS,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
-    session = Session.of(context, json=json)
-    settings = replace(
-        asked.settings(),
-        steps=steps,
-        enough=ENOUGH,
+        "batch|exactness",
     )
-    own = options.default_workers(asked.strategy)
-    settings = replace(settings, workers=on_hosts(session, asked, settings, workers, own, quiet=quiet))
+    start: tuple[str, ...] = option(
+        (), "Start from this mod. May be repeated.", "NAME[=VALUE]", names="--mod", complete=catalog.complete
+    )
+    only: tuple[str, ...] = option(
+        (), "Try only this mod. May be repeated.", "NAME", usual="all mods that apply", complete=complete_tried
+    )
+    without: tuple[str, ...] = option((), "Do not try this mod. May be repeated.", "NAME", complete=complete_tried)
+    steps: int = option(1000, "Step limit of a trial.", "K", least=10)
+
+
+@verb(app, "paceline tune train.py --epochs 10", "paceline tune --budget 15m --allow batch train.py")
+def tune(session: Session, settings: RunSettings, asked: TuneOptions) -> None:
+    settings = replace(settings, steps=asked.steps, enough=ENOUGH)
+    own = default_workers(settings.strategy)
+    settings = replace(settings, workers=on_hosts(session, asked, settings, asked.workers, own))
     host = on_each(session, settings) or discover()
-    start = tuple(str(asked) for asked in catalog.parse(mod or []))
-    check_asked(start=start, allow=allow or [], only=only or [], without=without or [])
+    start = tuple(str(mod) for mod in catalog.parse(asked.start))
+    check_asked(start=start, allow=asked.allow, only=asked.only, without=asked.without)
     hosts = [each.workers for each in session.hosts.specs] if session.hosts is not None else []
-    tried = what_to_try(settings, host, hosts, allow=allow or [], only=only or [], without=without or [])
-    mods, profiled = advised(asked.script, module=asked.module, records=record)
-    course = series.Series.begin(
-        session, settings, asked, host=host, budget=budget, parent=record, resume=resume, quiet=quiet
-    )
-    if profiled is not None and not quiet:
+    tried = what_to_try(settings, host, hosts, asked)
+    mods, profiled = advised(settings.script, module=settings.module, records=asked.record)
+    course = Series.begin(session, settings, asked, host=host)
+    if profiled is not None and not session.quiet:
         course.console.print(
             f"paceline: mods from the findings in {profiled} are tried first: {' '.join(mods) or 'none'}",
             soft_wrap=True,
         )
     words = session.hosts.words if session.hosts is not None else []
-    verdict, code = carry_out(course, put_first(tried, mods), start=start, hosts=words, quiet=quiet)
+    verdict, code = carry_out(course, put_first(tried, mods), start=start, hosts=words)
     told = keep(verdict, course.settings, course.record, hosts=words, cuda=bool(host.gpus))
-    if not quiet:
+    if not session.quiet:
         show_result(course.results, verdict, told, course.record)
     made = series.document(verdict, trouble(verdict, course) if code else None, **in_json(told))
-    series.finish(session, course.results, made, code=code, plots=[told["plot"]], quiet=quiet)
+    series.finish(session, made, code=code, plots=[told["plot"]])
 
 
 def on_each(session: Session, settings: RunSettings) -> Host | None:
@@ -174,22 +114,20 @@ def on_each(session: Session, settings: RunSettings) -> Host | None:
     return replace(here, cores=here.cores[:1] * cores, quota=None, gpus=tuple(map(str, range(gpus))))
 
 
-def what_to_try(
-    settings: RunSettings, host: Host, hosts: list[int], *, allow: list[str], only: list[str], without: list[str]
-) -> list[Candidate]:
+def what_to_try(settings: RunSettings, host: Host, hosts: list[int], asked: TuneOptions) -> list[Candidate]:
     """The candidates for this machine and these options. `hosts`: the workers of each of several hosts."""
-    for asked in allow:
-        if asked not in ALLOWED:
+    for allowed in asked.allow:
+        if allowed not in ALLOWED:
             known = " and ".join(ALLOWED)
-            raise UsageError(f"--allow {asked}: only {known} can be allowed.", advice=f"Type: --allow {MORE}")
+            raise UsageError(f"--allow {allowed}: only {known} can be allowed.", advice=f"Type: --allow {MORE}")
     tried = candidates(
         gpus=len(host.gpus),
         cores=host.usable_cores,
         workers=settings.workers,
         threads=settings.threads or max(1, host.usable_cores // max([*hosts, 0 if hosts else settings.workers])),
-        allow=allow,
-        only=only,
-        without=without,
+        allow=asked.allow,
+        only=asked.only,
+        without=asked.without,
         hosts=hosts,
     )
     # What was asked for is not to be changed.
@@ -199,7 +137,7 @@ def what_to_try(
 
 
 def carry_out(
-    course: series.Series, tried: list[Candidate], *, start: tuple[str, ...], hosts: list[str], quiet: bool
+    course: Series, tried: list[Candidate], *, start: tuple[str, ...], hosts: list[str]
 ) -> tuple[Verdict, int]:
     """Runs the search. Writes run.json even after an error or an interrupt. Returns the verdict and the exit code."""
 
@@ -211,7 +149,7 @@ def carry_out(
         course.line.say(f"{label(measured.name)}: {said}")
 
     def tell(text: str, style: str) -> None:
-        if not quiet:
+        if not course.session.quiet:
             course.console.print(f"paceline: {text}", style=style, soft_wrap=True)
 
     def on_event(event: Event) -> None:
@@ -275,7 +213,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, hosts: list[s
         told["patch"] = write_patch(*read(settings.script, module=settings.module), applied, cuda=cuda)
         write(record / "tuned.patch", told["patch"].diff.encode())
         write(record / BY_HAND, msgspec.json.format(msgspec.json.encode(told["patch"].by_hand)))
-        where = [] if record.parent == options.RECORDS else ["--record", str(record.parent)]
+        where = [] if record.parent == RECORDS else ["--record", str(record.parent)]
         told["command"] = shlex.join(command(settings, "--preset", TUNED, *where, hosts=hosts))
         told["spelled_out"] = shlex.join(spelled_out(settings, mods, hosts=hosts))
     return told
@@ -307,7 +245,7 @@ def in_json(told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
+def trouble(verdict: Verdict, course: Series) -> series.Trouble:
     """Why the exit code is not 0."""
     if verdict.interrupted:
         return course.interrupted("the search had ended")

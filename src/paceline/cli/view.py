@@ -5,156 +5,79 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import ClassVar
 from urllib.parse import quote
 
-import typer
-from rich.console import Console
-
-from paceline.cli.shared import options
-from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.extras import need
-from paceline.cli.shared.session import Session
+from paceline.cli.options import JsonOptions, RecordOptions, no_records
+from paceline.cli.session import Session
+from paceline.cli.terminal import results
+from paceline.cli.verb import alone, verb
+from paceline.doctor.dependencies import need
 from paceline.errors import UsageError
+from paceline.options import OUTPUT, again, argument, option
 from paceline.units import size
+from paceline.view.records.limits import ViewLimits
 
-if TYPE_CHECKING:
-    from paceline.view.records.limits import ViewLimits
+app = alone()
 
-WHERE = "Server"
-LIMITS = "Page limits"
-Chosen = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[RECORD | TRACE …]",
-        help="Record to open first; or traces from elsewhere, one file per rank: JSON of torch, Chrome or Perfetto "
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions(JsonOptions):
+    PANEL: ClassVar = "Server"
+    chosen: tuple[Path, ...] = argument(
+        "[RECORD | TRACE …]",
+        "Record to open first; or traces from elsewhere, one file per rank: JSON of torch, Chrome or Perfetto "
         "(.json, .json.gz), SQLite of Nsight Systems. Default: the list of records.",
-        show_default=False,
-    ),
-]
-Host = Annotated[
-    str | None,
-    typer.Option(
-        "--host",
-        metavar="ADDRESS",
-        help="Address to listen on. One that other machines can reach needs --token-file.",
-        show_default="127.0.0.1",
-        rich_help_panel=WHERE,
-    ),
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        "--port",
-        metavar="N",
-        min=0,
-        max=65535,
-        help="Port to listen on.",
-        show_default="a free port",
-        rich_help_panel=WHERE,
-    ),
-]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        metavar="TEXT",
-        help="Access token required to open the pages. Visible in the process list: prefer --token-file.",
-        show_default="a new token",
-        rich_help_panel=WHERE,
-    ),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        help="File with the access token. Only you may have read permission.",
-        show_default=False,
-        rich_help_panel=WHERE,
-    ),
-]
-PageSeconds = Annotated[
-    float,
-    typer.Option(
-        "--page-seconds",
-        metavar="S",
-        min=0.1,
-        help="Time limit for reading a record's traces, and for each table made of them.",
-        rich_help_panel=LIMITS,
-    ),
-]
-MostEvents = Annotated[
-    int,
-    typer.Option(
-        "--most-events",
-        metavar="N",
-        min=1,
-        help="Most trace events to read per record; a million events take about 250 MB of memory.",
-        rich_help_panel=LIMITS,
-    ),
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.", rich_help_panel=WHERE)]
-Export = Annotated[
-    Path | None,
-    typer.Option(
-        "--export",
-        metavar="FILE",
-        help="Write RECORD, or the newest record, into one self-contained HTML file instead.",
-        show_default=False,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
+        default=(),
+    )
+    host: str | None = option(
+        None,
+        "Address to listen on. One that other machines can reach needs --token-file.",
+        "ADDRESS",
+        usual="127.0.0.1",
+    )
+    port: int = option(0, "Port to listen on.", "N", least=0, most=65535, usual="a free port")
+    token: str | None = option(
+        None,
+        "Access token required to open the pages. Visible in the process list: prefer --token-file.",
+        "TEXT",
+        usual="a new token",
+    )
+    token_file: Path | None = option(None, "File with the access token. Only you may have read permission.", "FILE")
+    open: bool = option(False, "Open the page in a browser.")
+    export: Path | None = option(
+        None, "Write RECORD, or the newest record, into one self-contained HTML file instead.", "FILE", panel=OUTPUT
+    )
+    record: Path = again(RecordOptions, "record")
 
 
-def add_to(app: typer.Typer) -> None:
-    """Registers the verb."""
-    app.command(
-        "view",
-        cls=verb(
-            "paceline view",
-            "paceline view --open paceline-runs/2026-11-15T10-22-31-train",
-            "paceline view trace.json.gz",
-            "paceline view --export report.html",
-        ),
-    )(view)
-
-
-def view(
-    context: typer.Context,
-    chosen: Chosen = None,
-    host: Host = None,
-    port: Port = 0,
-    token: Token = None,
-    token_file: TokenFile = None,
-    open_browser: Open = False,
-    page_seconds: PageSeconds = 30.0,
-    most_events: MostEvents = 8_000_000,
-    export: Export = None,
-    record: options.RecordParent = options.RECORDS,
-    json: options.Json = False,
-) -> None:
-    session = Session.of(context, json=json)
+@verb(
+    app,
+    "paceline view",
+    "paceline view --open paceline-runs/2026-11-15T10-22-31-train",
+    "paceline view trace.json.gz",
+    "paceline view --export report.html",
+)
+def view(session: Session, asked: ViewOptions, limits: ViewLimits) -> None:
     need("view", "view")
-    from paceline.view.records.limits import ViewLimits
-
-    limits = ViewLimits(seconds=page_seconds, events=most_events)
-    traces = chosen if chosen and any(path.is_file() for path in chosen) else None
+    traces = list(asked.chosen) if any(path.is_file() for path in asked.chosen) else None
     with TemporaryDirectory(prefix="paceline-view-") if traces else nullcontext("") as folder:
         if traces:
             from paceline.view.records.adopted import adopt
 
             root, name = Path(folder), adopt(traces, Path(folder))
         else:
-            root, name = _place(chosen or [], record)
-        if export is not None:
-            _export(session, root, name, export, limits, json=json)
+            root, name = _place(asked.chosen, asked.record)
+        if asked.export is not None:
+            _export(session, root, name, asked.export, limits)
         else:
-            token = _token(host, token, token_file)
-            _serve(session, root, name, limits, host, port, token, foreign=bool(traces), browse=open_browser, json=json)
+            token = _token(asked.host, asked.token, asked.token_file)
+            _serve(session, asked, root, name, limits, token, foreign=bool(traces))
 
 
 def _token(host: str | None, token: str | None, file: Path | None) -> str:
@@ -179,34 +102,24 @@ def _token(host: str | None, token: str | None, file: Path | None) -> str:
 
 
 def _serve(
-    session: Session,
-    root: Path,
-    name: str,
-    limits: ViewLimits,
-    host: str | None,
-    port: int,
-    token: str,
-    *,
-    foreign: bool,
-    browse: bool,
-    json: bool,
+    session: Session, asked: ViewOptions, root: Path, name: str, limits: ViewLimits, token: str, *, foreign: bool
 ) -> None:
     """Serves until Ctrl-C. `foreign`: `name` is made of traces that were taken elsewhere, and opens with them."""
     from paceline.view.server import serve
     from paceline.view.server.browser import open_browser
 
-    bound = serve.listen(host or serve.HERE, port)
+    bound = serve.listen(asked.host or serve.HERE, asked.port)
     page = "timeline" if foreign else "run"
     url = serve.address(bound, token, f"/{page}/{quote(name)}" if name else "/")
-    if json:
+    if session.json:
         session.print_document({"url": url, "records": str(root)})
     else:
-        console = Console(highlight=False, markup=False)
+        console = results()
         console.print(f"trace:   {name}" if foreign else f"records: {root}", soft_wrap=True)
         console.print(f"open:    {url}", soft_wrap=True, style="bold")
         console.print("Ctrl-C stops the server.")
     try:
-        with open_browser(url) if browse else nullcontext():
+        with open_browser(url) if asked.open else nullcontext():
             running = serve.server(root, bound, token=token, limits=limits, ahead=name if foreign else "")
             running.run(sockets=[bound])
     except KeyboardInterrupt:
@@ -228,7 +141,7 @@ def _read_token(path: Path) -> str:
     return text
 
 
-def _place(asked: list[Path], parent: Path) -> tuple[Path, str]:
+def _place(asked: Sequence[Path], parent: Path) -> tuple[Path, str]:
     """The folder of records, and the name in that folder of the chosen record; empty for the list."""
     if len(asked) > 1:
         raise UsageError(
@@ -237,7 +150,7 @@ def _place(asked: list[Path], parent: Path) -> tuple[Path, str]:
         )
     if not asked:
         if not parent.is_dir():
-            raise options.no_records(parent, "view")
+            raise no_records(parent, "view")
         return parent, ""
     chosen = asked[0]
     if not (chosen / "run.json").is_file():
@@ -253,11 +166,11 @@ def _place(asked: list[Path], parent: Path) -> tuple[Path, str]:
     return chosen.parent, chosen.name
 
 
-def _export(session: Session, root: Path, name: str, target: Path, limits: ViewLimits, *, json: bool) -> None:
+def _export(session: Session, root: Path, name: str, target: Path, limits: ViewLimits) -> None:
     from paceline.view.server.export import export
 
     session.record, written = export(root, name, target, limits=limits)
-    if json:
+    if session.json:
         session.print_document({"export": str(target), "bytes": written})
     else:
-        Console(highlight=False, markup=False).print(f"report: {target} ({size(written)})", soft_wrap=True)
+        results().print(f"report: {target} ({size(written)})", soft_wrap=True)

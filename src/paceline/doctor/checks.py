@@ -100,6 +100,11 @@ def examine(records: Path) -> list[Check]:
     return [_carefully(check) for check in checks]
 
 
+def told(name: str, found: str, advice: str = "", *, prevents: bool = False) -> Check:
+    """A check that was well, unless there is something to type."""
+    return Check(name=name, ok=not advice, found=found, advice=advice, prevents=prevents)
+
+
 def _carefully(check: Callable[[], Check]) -> Check:
     try:
         return check()
@@ -109,27 +114,17 @@ def _carefully(check: Callable[[], Check]) -> Check:
 
 
 def python() -> Check:
-    version = platform.python_version()
-    return Check(
-        name="python",
-        ok=sys.version_info >= (3, 11),
-        found=f"{version}, paceline {__version__}",
-        advice="" if sys.version_info >= (3, 11) else "Install Python 3.11 or newer.",
-        prevents=True,
-    )
+    advice = "" if sys.version_info >= (3, 11) else "Install Python 3.11 or newer."
+    return told("python", f"{platform.python_version()}, paceline {__version__}", advice, prevents=True)
 
 
 def packages() -> Check:
     found = versions(REQUIRED)
     missing = [name for name, version in found.items() if not version]
-    told = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    return Check(
-        name="packages",
-        ok=not missing,
-        found=told + (f"; missing: {', '.join(missing)}" if missing else ""),
-        advice=f"pip install {' '.join(missing)}" if missing else "",
-        prevents=True,
-    )
+    there = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    if missing:
+        there, advice = f"{there}; missing: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+    return told("packages", there, advice if missing else "", prevents=True)
 
 
 def optional_packages(host: Host) -> Check:
@@ -138,92 +133,74 @@ def optional_packages(host: Host) -> Check:
     found = versions(package.name for package in OPTIONAL)
     missing = [package for package in OPTIONAL if not found[package.name]]
     wanted = [package for package in missing if package.extra == "gpu" and host.gpus]
-    told = [f"{name} {version}" for name, version in found.items() if version]
-    told += [f"{package.name} missing: {package.unlocks}" for package in missing]
+    each = [f"{name} {version}" for name, version in found.items() if version]
+    each += [f"{package.name} missing: {package.unlocks}" for package in missing]
     extras = ",".join(dict.fromkeys(package.extra for package in missing))
     return Check(
         name="optional packages",
         ok=not wanted,
-        found="; ".join(told),
+        found="; ".join(each),
         advice=f"pip install 'paceline[{extras}]'" if missing else "",
     )
 
 
 def torch_works(torch: TorchFacts) -> Check:
     if torch.error:
-        return Check(name="torch", ok=False, found=torch.error, advice="pip install torch", prevents=True)
+        return told("torch", torch.error, "pip install torch", prevents=True)
     built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for CPU"
-    return Check(name="torch", ok=True, found=f"imports; {built}", prevents=True)
+    return told("torch", f"imports; {built}", prevents=True)
 
 
 def devices(torch: TorchFacts, host: Host) -> Check:
     if host.gpus and not torch.gpus and not torch.error:
-        return Check(
-            name="devices",
-            ok=False,
-            found=f"{len(host.gpus)} GPU in the machine, but torch can use none",
-            advice="Install a torch built for CUDA (see pytorch.org), or update the driver, which nvidia-smi shows.",
+        return told(
+            "devices",
+            f"{len(host.gpus)} GPU in the machine, but torch can use none",
+            "Install a torch built for CUDA (see pytorch.org), or update the driver, which nvidia-smi shows.",
         )
     found = ", ".join(f"{torch.gpus.count(name)} × {name}" for name in dict.fromkeys(torch.gpus))
-    return Check(name="devices", ok=True, found=found or "no GPU: workers compute on the CPU")
+    return told("devices", found or "no GPU: workers compute on the CPU")
 
 
 def backends(torch: TorchFacts) -> Check:
-    if torch.error:
-        return Check(name="backends", ok=False, found="unknown: torch does not import", advice="pip install torch")
     found = ", ".join(torch.backends) or "none"
+    if torch.error:
+        return told("backends", "unknown: torch does not import", "pip install torch")
     if "gloo" not in torch.backends:
-        return Check(
-            name="backends",
-            ok=False,
-            found=found,
-            advice="Install a torch with distributed support: this torch has no gloo.",
-            prevents=True,
-        )
+        advice = "Install a torch with distributed support: this torch has no gloo."
+        return told("backends", found, advice, prevents=True)
     if torch.gpus and "nccl" not in torch.backends:
-        return Check(
-            name="backends",
-            ok=False,
-            found=found,
-            advice="Install a torch with nccl: without nccl, GPUs communicate over gloo, which is slow.",
+        return told(
+            "backends", found, "Install a torch with nccl: without nccl, GPUs communicate over gloo, which is slow."
         )
-    return Check(name="backends", ok=True, found=found)
+    return told("backends", found)
 
 
 def cores(host: Host) -> Check:
     found = f"{len(host.cores)} of {os.cpu_count()} for this process"
     if host.quota is not None and host.quota < len(host.cores):
-        return Check(
-            name="cores",
-            ok=False,
-            found=f"{found}, but its control group limits it to the CPU time of {host.quota:g}",
-            advice=f"Use at most -n {host.usable_cores}, or raise the limit: docker run --cpus={len(host.cores)}",
+        return told(
+            "cores",
+            f"{found}, but its control group limits it to the CPU time of {host.quota:g}",
+            f"Use at most -n {host.usable_cores}, or raise the limit: docker run --cpus={len(host.cores)}",
         )
-    return Check(name="cores", ok=True, found=found)
+    return told("cores", found)
 
 
 def threads(host: Host) -> Check:
     set_here, most = thread_environment(), len(host.cores)
     odd = [name for name, value in set_here.items() if not value.isdigit() or not 1 <= int(value) <= most]
     found = ", ".join(f"{name}={value}" for name, value in set_here.items()) or "not set: each worker gets its share"
-    if odd:
-        return Check(name="threads", ok=False, found=found, advice=f"unset {' '.join(odd)}   (use --threads instead)")
-    return Check(name="threads", ok=True, found=found)
+    return told("threads", found, f"unset {' '.join(odd)}   (use --threads instead)" if odd else "")
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     if not folder.is_dir():
-        return Check(name="shared memory", ok=False, found=f"no {folder}", advice=f"mount -t tmpfs tmpfs {folder}")
-    usage = shutil.disk_usage(folder)
-    small = usage.free < SMALL_SHARED_MEMORY
-    return Check(
-        name="shared memory",
-        ok=not small,
-        found=f"{size(usage.free)} free of {size(usage.total)}",
-        advice="Enlarge it: workers exchange batches through it. In a container: docker run --shm-size=2g"
-        if small
-        else "",
-    )
+        return told("shared memory", f"no {folder}", f"mount -t tmpfs tmpfs {folder}")
+    usage, advice = shutil.disk_usage(folder), ""
+    if usage.free < SMALL_SHARED_MEMORY:
+        advice = "Enlarge it: workers exchange batches through it. In a container: docker run --shm-size=2g"
+    return told("shared memory", f"{size(usage.free)} free of {size(usage.total)}", advice)
 
 
 def loopback() -> Check:
@@ -238,40 +215,26 @@ def loopback() -> Check:
                     if peer.recv(8) != b"paceline":
                         raise OSError("the bytes sent did not arrive")
     except OSError as error:
-        return Check(
-            name="ports",
-            ok=False,
-            found=f"127.0.0.1 cannot be used: {error}",
-            advice="Enable the loopback device: ip link set lo up; or allow local connections in the firewall.",
-            prevents=True,
-        )
-    return Check(name="ports", ok=True, found="ports of 127.0.0.1 can be opened and reached", prevents=True)
+        advice = "Enable the loopback device: ip link set lo up; or allow local connections in the firewall."
+        return told("ports", f"127.0.0.1 cannot be used: {error}", advice, prevents=True)
+    return told("ports", "ports of 127.0.0.1 can be opened and reached", prevents=True)
 
 
 def host_name() -> Check:
     name = socket.gethostname()
     try:
-        return Check(name="host name", ok=True, found=f"{name} is {socket.gethostbyname(name)}")
+        return told("host name", f"{name} is {socket.gethostbyname(name)}")
     except OSError:
-        return Check(
-            name="host name",
-            ok=False,
-            found=f"{name} has no address",
-            advice=f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts",
-        )
+        return told("host name", f"{name} has no address", f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts")
 
 
 def control_channel() -> Check:
     import zmq
 
     curve = bool(zmq.has("curve"))
-    return Check(
-        name="control channel",
-        ok=curve,
-        found=f"zmq {zmq.zmq_version()}, {'with' if curve else 'without'} CURVE authentication",
-        advice="" if curve else "pip install --force-reinstall --only-binary :all: pyzmq",
-        prevents=True,
-    )
+    found = f"zmq {zmq.zmq_version()}, {'with' if curve else 'without'} CURVE authentication"
+    advice = "" if curve else "pip install --force-reinstall --only-binary :all: pyzmq"
+    return told("control channel", found, advice, prevents=True)
 
 
 def descriptors() -> Check:
@@ -279,18 +242,17 @@ def descriptors() -> Check:
     few = soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS
     shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} per process"
     wanted = FEW_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    return Check(name="open files", ok=not few, found=shown, advice=f"ulimit -n {wanted}" if few else "")
+    return told("open files", shown, f"ulimit -n {wanted}" if few else "")
 
 
 def launcher() -> Check:
     found = launcher_environment()
     if not found:
-        return Check(name="other launchers", ok=True, found="no variables of another launcher")
-    return Check(
-        name="other launchers",
-        ok=False,
-        found=", ".join(f"{name}={value}" for name, value in found.items()),
-        advice=f"unset {' '.join(found)}   (`paceline run` ignores them; a script with paceline.Mirrored() under plain "
+        return told("other launchers", "no variables of another launcher")
+    return told(
+        "other launchers",
+        ", ".join(f"{name}={value}" for name, value in found.items()),
+        f"unset {' '.join(found)}   (`paceline run` ignores them; a script with paceline.Mirrored() under plain "
         "python waits for other workers)",
     )
 
@@ -298,21 +260,11 @@ def launcher() -> Check:
 def record_folder(records: Path) -> Check:
     existing = next(folder for folder in (records.absolute(), *records.absolute().parents) if folder.is_dir())
     if not os.access(existing, os.W_OK):
-        return Check(
-            name="record folder",
-            ok=False,
-            found=f"{existing} cannot be written",
-            advice="Change to another folder, or name a writable folder: --record DIR",
-            prevents=True,
-        )
+        advice = "Change to another folder, or name a writable folder: --record DIR"
+        return told("record folder", f"{existing} cannot be written", advice, prevents=True)
     free = shutil.disk_usage(existing).free
-    return Check(
-        name="record folder",
-        ok=free > 100 * MIB,
-        found=f"{records}: {size(free)} free",
-        advice="" if free > 100 * MIB else "Free some space, or name a folder on another disk: --record DIR",
-        prevents=True,
-    )
+    advice = "" if free > 100 * MIB else "Free some space, or name a folder on another disk: --record DIR"
+    return told("record folder", f"{records}: {size(free)} free", advice, prevents=True)
 
 
 def leftovers(shared: Path = Path("/dev/shm")) -> Check:
@@ -334,4 +286,4 @@ def leftovers(shared: Path = Path("/dev/shm")) -> Check:
     if segments:
         advice.append(f"rm {' '.join(map(str, segments[:4]))}{' …' if len(segments) > 4 else ''}")
     found = f"{len(orphans)} processes and {len(segments)} shared-memory segments of ended runs"
-    return Check(name="leftovers", ok=not advice, found="none" if not advice else found, advice="; ".join(advice))
+    return told("leftovers", found if advice else "none", "; ".join(advice))

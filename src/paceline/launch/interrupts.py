@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -62,18 +62,24 @@ class Signals:
 
 
 @contextmanager
-def raised_on_sigterm() -> Iterator[None]:
-    """While the block runs, SIGTERM raises Interrupted in the main thread. `launch` handles both signals itself while
-    workers run. Outside the main thread, or if SIGTERM is already ignored or handled, the block changes nothing."""
+def _handled(number: int, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """A signal has this handler while the block runs. Outside the main thread, or if the signal is already ignored or
+    handled, the block changes nothing."""
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not main or signal.getsignal(number) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _raise)
+    signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
+
+
+def raised_on_sigterm() -> AbstractContextManager[None]:
+    """While the block runs, SIGTERM raises Interrupted in the main thread. `launch` handles both signals itself while
+    workers run."""
+    return _handled(signal.SIGTERM, _raise)
 
 
 @contextmanager
@@ -90,8 +96,7 @@ def held_off() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def told_of_stops(before: Callable[[], None], after: Callable[[], None]) -> Iterator[None]:
+def told_of_stops(before: Callable[[], None], after: Callable[[], None]) -> AbstractContextManager[None]:
     """While the block runs, Ctrl-Z (SIGTSTP) calls `before`, stops this process, and calls `after` once it goes on."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -99,15 +104,7 @@ def told_of_stops(before: Callable[[], None], after: Callable[[], None]) -> Iter
         os.kill(os.getpid(), signal.SIGSTOP)
         after()
 
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTSTP, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    return _handled(signal.SIGTSTP, stop)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

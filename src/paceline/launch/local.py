@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
+from paceline import options
 from paceline.errors import UsageError
 from paceline.launch import horovod_scripts, messages, placement
 from paceline.launch.control import ControlChannel
@@ -149,15 +150,8 @@ def _check_launcher(run: RunSettings) -> None:
             "--as horovod gives the script Paceline's own Horovod interface, but the real Horovod is installed here.",
             advice="Start the script with that Horovod's launcher, or type: pip uninstall horovod",
         )
-    changes = {
-        "--strategy": run.strategy != "mirrored",
-        "--batch": run.batch != "keep",
-        "--batch-dim": run.batch_dim != 0,
-        "--whole": bool(run.whole),
-        "--compression": run.compression != "none",
-        "--noise-scale": run.noise_scale,
-    } | {f"--mod {one}": one.entry.name not in ("workers", "threads") for one in catalog.parse(run.mods)}
-    asked = [option for option, is_asked in changes.items() if is_asked]
+    mods = [one for one in catalog.parse(run.mods) if one.entry.name not in ("workers", "threads")]
+    asked = [*options.excluded(run, "--as"), *(f"--mod {one}" for one in mods)]
     if asked:
         raise UsageError(
             f"{asked[0]} and --as {run.launch_as} exclude each other: with --as, the script distributes itself and "
@@ -201,15 +195,13 @@ def _check_elastic(run: RunSettings) -> None:
 
 def excluded(run: RunSettings) -> list[str]:
     """The options of this run with which workers cannot go on without a lost one."""
+    membership = strategies.parse(run.strategy).entry.membership
     others = {
-        "--strategy": strategies.parse(run.strategy).entry.membership != "shrink",
+        "--strategy": membership != "shrink",
         "--as": run.launch_as not in (None, "horovod"),  # a Horovod script has an elastic state of its own
-        "--backend": run.backend != "auto",
-        "--compression": run.compression != "none",
-        "--noise-scale": run.noise_scale,
         "--timeline": run.timeline,
     }
-    return [option for option, is_asked in others.items() if is_asked]
+    return [*(option for option, is_asked in others.items() if is_asked), *options.excluded(run, "--elastic")]
 
 
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:

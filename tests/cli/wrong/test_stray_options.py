@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from paceline.cli.shared.script_source import may_have
+from paceline.cli.command_words import may_have
 from paceline.record import Outcome
 
 NOTICE = "Options of paceline come before the script."

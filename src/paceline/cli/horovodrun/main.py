@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
 from paceline.__main__ import main as paceline
-from paceline.cli.horovodrun.config_file import read_config
-from paceline.cli.horovodrun.flags import Read, help_text, read
+from paceline.cli.horovodrun.flags import Read, help_text, read, read_config
 from paceline.errors import PacelineError, UsageError
 from paceline.launch.cluster import hosts
 from paceline.launch.cluster.ssh import HERE
 from paceline.settings import horovod_environment, is_one_of_several
 
 if TYPE_CHECKING:
-    from paceline.cli.shared.session import Session
+    from paceline.cli.session import Session
 
 PYTHON = re.compile(r"python[0-9.]*")
 EXAMPLE = "Type: paceline-horovodrun -np 2 python train.py"
@@ -162,8 +161,7 @@ def _script(command: list[str]) -> list[str]:
         return command
     if PYTHON.fullmatch(os.path.basename(program)) is None:
         raise UsageError(
-            f"the command {program!r} is not Python: Paceline's workers are Python processes.",
-            advice=EXAMPLE,
+            f"the command {program!r} is not Python: Paceline's workers are Python processes.", advice=EXAMPLE
         )
     if os.path.isabs(program) and not _is_this_python(program):
         raise UsageError(

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from paceline.options import repeated
 from paceline.settings import RunSettings
 from paceline.trials.tune.candidates import settings_of
 
 
 def command(settings: RunSettings, *options: str, hosts: Sequence[str] = ()) -> list[str]:
     """The `paceline run` command with the options of the trials. `hosts`: the options about hosts, as typed."""
-    plain = RunSettings(script=settings.script)
-    typed = [
-        word
-        for name in ("strategy", "compression", "batch_dim", "gather_below", "threads", "backend")
-        if getattr(settings, name) != getattr(plain, name)
-        for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
-    ]
-    typed += [word for module in settings.whole for word in ("--whole", module)]
+    typed = repeated(RunSettings, asdict(settings), "run")
     script = ["-m", settings.script] if settings.module else [settings.script]
     return ["paceline", "run", *options, *hosts, *typed, *script, *settings.arguments]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from paceline.errors import TraceError
+from paceline.options import option
 
 FEWER = "trace fewer steps: paceline profile --steps 3"
 
@@ -13,9 +15,22 @@ FEWER = "trace fewer steps: paceline profile --steps 3"
 class ViewLimits:
     """The limits, as set by the options of `paceline view`."""
 
-    seconds: float = 30.0  # to read a record's traces, and to compute each table from them
+    PANEL: ClassVar = "Page limits"
+    seconds: float = option(
+        30.0,
+        "Time limit for reading a record's traces, and for each table made of them.",
+        "S",
+        names="--page-seconds",
+        least=0.1,
+    )
     patience: float = 30.0  # seconds that a request waits for other pages that read traces
-    events: int = 8_000_000  # in all ranks' traces together; their tables take about 2 GB of memory
+    events: int = option(  # in all ranks' traces together
+        8_000_000,
+        "Most trace events to read per record; a million events take about 250 MB of memory.",
+        "N",
+        names="--most-events",
+        least=1,
+    )
     devices: int = 128  # in one trace
     steps: int = 20_000  # in one trace
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.options import option
 
 TEXT = """\
 #!/bin/bash
@@ -41,22 +44,37 @@ export PACELINE_SECRET
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to run, and on what. Empty texts and zeros leave the choice to the cluster. `warning` is the number of
-    seconds from SIGUSR1 to the time limit. `container`: an image, in which one process of the command runs on each
-    node; `command` then is for the image, and the processes meet at the first node."""
+    """What to run, and on what. Empty texts and zeros leave the choice to the cluster. With a container, one process of
+    the command runs on each node; `command` then is for the image, and the processes meet at the first node."""
 
-    name: str
-    command: Sequence[str]
-    folder: str
-    nodes: int = 1
-    workers_per_node: int = 1
-    gpus_per_node: int = 0
-    time: str = ""
-    partition: str = ""
-    account: str = ""
-    container: str = ""
-    warning: int = 120
-    more: Sequence[str] = ()  # options of sbatch, as typed
+    PANEL: ClassVar = "Slurm"
+    name: str = option("", "Name of the job.", "NAME", usual="the script's", panel="")
+    command: Sequence[str] = ()
+    folder: str = ""
+    nodes: int = option(1, "Number of hosts.", "N", least=1, panel="")
+    workers_per_node: int = option(1, "Number of workers on each host.", "N", least=1, panel="")
+    gpus_per_node: int = option(
+        0, "Number of GPUs on each host.", "N", least=0, usual="no GPUs are asked for", panel=""
+    )
+    slurm: bool = option(False, "Submit a batch job to Slurm.")
+    time: str = option("", "Time limit: 2:00:00.", "TIME")
+    partition: str = option("", "Partition.", "NAME")
+    account: str = option("", "Account to charge.", "NAME")
+    container: str = option(
+        "",
+        "Container image with Paceline and torch to run in, on clusters with pyxis. It sees the current folder.",
+        "IMAGE",
+    )
+    warning: int = option(
+        120,
+        "Time between SIGUSR1, which is passed on to the script, and the time limit.",
+        "SECONDS",
+        names="--warn-before",
+        least=1,
+    )
+    more: tuple[str, ...] = option(
+        (), "Another option of sbatch: --sbatch=--qos=high. May be repeated.", "OPTION", names="--sbatch"
+    )
 
 
 def batch_script(job: Job) -> str:

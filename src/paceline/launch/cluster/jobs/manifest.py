@@ -10,7 +10,9 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from paceline.options import option
 
 PORT = 29500
 WAIT = 1800  # seconds: pods start when there is room, and images are pulled
@@ -22,15 +24,19 @@ _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}  # that Y
 class KubernetesJob:
     """A command on `nodes` pods: `run` is the verb and its words, without what names the hosts."""
 
-    name: str
-    image: str
-    run: Sequence[str]
-    nodes: int
-    secret: str
+    PANEL: ClassVar = "Kubernetes"
+    name: str = ""
+    run: Sequence[str] = ()
+    nodes: int = 1
+    secret: str = ""
     gpus_per_node: int = 0
-    namespace: str = ""
-    folder: str = ""  # working directory in the image; empty: the image's own
-    kubeflow: bool = False  # a PyTorchJob of Kubeflow's training operator
+    kubernetes: bool = option(False, "Create an Indexed Job in Kubernetes.")
+    kubeflow: bool = option(False, "With --kubernetes: a PyTorchJob of Kubeflow instead.")
+    image: str = option("", "Container image with Paceline, torch and the script.", "IMAGE")
+    namespace: str = option("", "Namespace.", "NAME", usual="kubectl's")
+    folder: str = option(
+        "", "Folder in the image where the script is run.", "DIR", names="--workdir", usual="the image's own"
+    )
 
 
 def documents(job: KubernetesJob) -> list[dict[str, Any]]:

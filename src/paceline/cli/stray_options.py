@@ -13,9 +13,8 @@ from typing import Any
 
 import typer
 
-from paceline.cli.shared.command_words import Words, name_of, options_of, split, takes_value
-from paceline.cli.shared.script_source import may_have
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.command_words import Words, may_have, name_of, options_of, split, takes_value
+from paceline.cli.terminal import stderr
 
 EVERYBODYS = ("-h", "--help", "-m", "--version")  # options that every script has, or that say nothing
 REFUSED = 2  # the exit code of a parser that does not know an option

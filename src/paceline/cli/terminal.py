@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from paceline.charts.chart import Chart
@@ -20,9 +22,17 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False, markup=False)
 
 
-def results(*, json: bool) -> Console:
+def results(*, json: bool = False) -> Console:
     """The console for the results of a verb: standard output, unless that belongs to the JSON document."""
     return stderr() if json else Console(highlight=False, markup=False)
+
+
+def grid(*headings: str, right: Collection[str] = (), **how: Any) -> Table:
+    """A table without lines, for what is no report. `right`: the columns of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), **{"show_header": bool(headings), **how})
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
 
 
 class TimeLeft(ProgressColumn):
@@ -48,14 +58,15 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
     )
 
 
-def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
-    """Draws charts into the record and returns the file. None if there is no chart, or if it cannot be written."""
+def plotted(charts: Sequence[Chart], path: Path, about: str) -> Path | None:
+    """Draws charts into the record and returns the file. None if there is no chart, or if it cannot be written.
+    `about`: the script, or another title."""
     from paceline.charts.svg import write_svg
 
     if not charts:
         return None
     try:
-        write_svg(charts, path, title=Path(script).name)
+        write_svg(charts, path, title=Path(about).name)
     except OSError as error:
         stop(path, error)
         return None

@@ -4,30 +4,28 @@ check, record, trials, verdict, plots, JSON. Each verb adds its own part."""
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 import typer
 from rich.console import Console
 
 from paceline import __version__
-from paceline.cli.shared import options
-from paceline.cli.shared.progress_line import Line
-from paceline.cli.shared.script_options import ScriptOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import results, stderr
+from paceline.cli.options import ScriptOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import progress_bar, results, stderr
 from paceline.errors import RecordError, UsageError
-from paceline.launch import Event, check
+from paceline.launch import Event, Notice, Stall, check
+from paceline.launch import events as launch_events
 from paceline.launch.host import HostsGoneError
 from paceline.launch.interrupts import exit_code_of
+from paceline.options import OUTPUT, option, read_time
 from paceline.record import read_run, write_run
-from paceline.record.about.labels import Labels
 from paceline.record.folder import short_name
 from paceline.record.private import keep_private, write_file
 from paceline.record.schema import Outcome, Run
@@ -35,88 +33,33 @@ from paceline.record.stopping import stop
 from paceline.settings import RunSettings
 from paceline.topology import Host
 from paceline.trials.core.bench import Bench, Budget, Measured
-from paceline.units import parse_size
-
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-BudgetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="Time limit: 90s, 5m, 1h30m.",
-        show_default="no limit",
-        rich_help_panel=options.HOW,
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        metavar="RECORD",
-        help="Continue the interrupted series of this record. Needs the same command.",
-        show_default=False,
-        rich_help_panel=options.OUTPUT,
-    ),
-]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-limit",
-        metavar="SIZE",
-        help="Memory limit per worker: 2GB, 512MB. GPU memory, or host memory without a GPU.",
-        show_default="all available memory",
-        rich_help_panel=options.HOW,
-    ),
-]
+from paceline.units import seconds
 
 
-def parse_time(text: str | None, option: str = "--budget") -> float | None:
-    """`1h30m`, `5m`, `90s` or `90` as seconds."""
-    if text is None:
-        return None
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    seconds = sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
-        raise UsageError(f"{option} {text}: not a time.", advice=f"Type it like this: {option} 90s, or {option} 5m")
-    return seconds
+@dataclass(frozen=True, kw_only=True)
+class SeriesOptions(ScriptOptions):
+    """The options of verbs that run a series of trials on a bench."""
+
+    budget: float | None = option(None, "Time limit: 90s, 5m, 1h30m.", "TIME", usual="no limit", reads=read_time)
+    resume: Path | None = option(
+        None, "Continue the interrupted series of this record. Needs the same command.", "RECORD", panel=OUTPUT
+    )
 
 
-def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
-    """`2GB` or `512MiB` in bytes, with 1024 bytes per kilobyte; 0 if the option was not given."""
-    if text is None:
-        return 0
-    size = parse_size(text)
-    if not size:
-        raise UsageError(f"{option} {text}: not a size.", advice=f"Type it like this: {option} 2GB")
-    return size
-
-
-def open_record(
-    session: Session,
-    settings: RunSettings,
-    *,
-    parent: Path,
-    resume: Path | None,
-    seed: int | None,
-    labels: Labels | None = None,
-) -> tuple[Path, RunSettings]:
+def open_record(session: Session, settings: RunSettings, asked: SeriesOptions) -> tuple[Path, RunSettings]:
     """The record of the series and its settings. A new folder, or the record to resume: that must come from the same
     command, and its seed is used unless a seed was given."""
-    verb, script = session.verb, settings.script
+    verb, script, resume = session.verb, settings.script, asked.resume
     if resume is None:
-        name = f"{verb}-{short_name(script)}"
-        return (
-            session.open_record(parent, name, script=script, share=settings.share_record, labels=labels),
-            settings,
-        )
+        name, share = f"{verb}-{short_name(script)}", settings.share_record
+        return session.open_record(asked.record, name, script=script, share=share, labels=asked.labels()), settings
     run = read_run(resume)
     if run.verb != verb:
         raise UsageError(
             f"--resume {resume}: this is a record of {run.verb}, not of {verb}.", advice=f"Name a record of {verb}."
         )
     known = msgspec.convert(run.settings, RunSettings)
-    if seed is None:
+    if not session.seeded:
         settings = dataclasses.replace(settings, seed=known.seed)
     changed = [
         field.name
@@ -211,27 +154,18 @@ class Series:
     line: Line
 
     @classmethod
-    def begin(
-        cls,
-        session: Session,
-        settings: RunSettings,
-        asked: ScriptOptions,
-        *,
-        host: Host,
-        budget: str | None,
-        parent: Path,
-        resume: Path | None,
-        quiet: bool,
-    ) -> Series:
+    def begin(cls, session: Session, settings: RunSettings, asked: SeriesOptions, *, host: Host) -> Series:
         """Checks the settings, opens the record and starts the budget. A UsageError leaves no record."""
-        seconds = parse_time(budget)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, host, oversubscribe=asked.oversubscribe or session.hosts is not None)
-        record, settings = open_record(
-            session, settings, parent=parent, resume=resume, seed=asked.seed, labels=asked.labels()
-        )
-        console, limit = stderr(), Budget(seconds)
-        line = Line(console, limit, quiet=quiet)
+        record, settings = open_record(session, settings, asked)
+        return cls.on(session, settings, record, asked.budget)
+
+    @classmethod
+    def on(cls, session: Session, settings: RunSettings, record: Path, budget: float | None) -> Series:
+        """A series in this record."""
+        console, limit = stderr(), Budget(budget)
+        line = Line(console, limit, quiet=session.quiet)
         told = results(json=session.json)
         return cls(
             session=session, settings=settings, record=record, budget=limit, console=console, results=told, line=line
@@ -290,6 +224,18 @@ def document(verdict: msgspec.Struct, trouble: Trouble | None, **more: Any) -> d
     return told if trouble is None else told | {"error": dataclasses.asdict(trouble)}
 
 
+def failure(outcome: Outcome) -> dict[str, Any]:
+    """The `error` of the JSON document, if the script failed or was stopped."""
+    told: dict[str, Any] = {"exit_code": outcome.exit_code}
+    if outcome.exit_code:
+        told["error"] = {
+            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
+            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
+            "advice": "Read the workers' output in the record: log.rank*.txt.",
+        }
+    return told
+
+
 def write_verdict(record: Path, verdict: msgspec.Struct) -> None:
     """Writes verdict.json. If that fails, such as on a full disk: see `record.stopping`."""
     path = record / "verdict.json"
@@ -299,22 +245,15 @@ def write_verdict(record: Path, verdict: msgspec.Struct) -> None:
         stop(path, error)
 
 
-def finish(
-    session: Session,
-    console: Console,
-    told: dict[str, Any],
-    *,
-    code: int,
-    plots: Sequence[Path | None],
-    quiet: bool,
-) -> NoReturn:
+def finish(session: Session, told: dict[str, Any], *, code: int, plots: Sequence[Path | None]) -> NoReturn:
     """Prints why the verb has failed, also when quiet, and the paths of the plots and the record; prints the document
     with --json, and ends the verb."""
     if (error := told.get("error")) and code:
         ended = "stopped" if error["type"] == "Interrupted" else "failed"
         stderr().print(f"{ended}: {error['message']}", style="bold red" if ended == "failed" else "", soft_wrap=True)
         stderr().print(f"  {error['advice']}", soft_wrap=True)
-    if not quiet:
+    if not session.quiet:
+        console = results(json=session.json)
         console.print()
         for plot in plots:
             if plot is not None:
@@ -323,3 +262,66 @@ def finish(
     if session.json:
         session.print_document(told)
     raise typer.Exit(code)
+
+
+class Line:
+    """One per series. Without a terminal there is no bar, and each result is printed as one line."""
+
+    def __init__(self, console: Console, budget: Budget, *, quiet: bool) -> None:
+        self._console, self._budget, self._quiet = console, budget, quiet
+        self._told: set[str] = set()
+        self._what = ""
+        self._trial = 0  # number of the current trial
+        self.trials: int | None = None  # of the series, if that is known
+        self._bar = progress_bar(console, quiet=quiet)
+        self._task = self._bar.add_task("starting", total=budget.seconds)
+
+    def __enter__(self) -> Line:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, what: str, *, trial: bool = False) -> None:
+        """Shows what runs now. `trial`: it is the next trial of the series."""
+        self._trial += trial
+        self._what = f"{self._place()}: {what}" if trial else what
+        self._update(self._what)
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, launch_events.Progress) and event.steps:
+            step = min(event.steps.items())[1].step
+            self._update(f"{self._what}, step {step:,}")
+        if isinstance(event, Notice | Stall) and event.text not in self._told:
+            self._told.add(event.text)
+            self._console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Prints the result of the current trial, if there is no bar."""
+        if not self._quiet and not self._console.is_terminal:
+            place = f"{self._place()}{self._left()}: " if self._trial else ""
+            self._console.print(f"paceline: {place}{text}", soft_wrap=True)
+
+    def _place(self) -> str:
+        known = self.trials is not None and self.trials >= self._trial
+        return f"trial {self._trial}" + (f" of {self.trials}" if known else "")
+
+    def _update(self, text: str) -> None:
+        """Without a budget, the bar counts trials."""
+        counts = self.trials is not None and self._budget.seconds is None
+        self._bar.update(
+            self._task,
+            description=text,
+            total=self.trials if counts else self._budget.seconds,
+            completed=self._trial - 1 if counts else self._budget.spent,
+        )
+
+    def _left(self) -> str:
+        """The time left: the budget's, or that of the trials to come, if they take as long as those before."""
+        ends = []
+        if self.trials is not None:
+            ends.append(self._budget.spent / self._trial * max(self.trials - self._trial, 0))
+        if self._budget.seconds is not None:
+            ends.append(max(self._budget.seconds - self._budget.spent, 0.0))
+        return f", at most {seconds(min(ends))} left" if ends else ""

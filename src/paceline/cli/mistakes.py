@@ -7,15 +7,12 @@ option is at fault from the parser's error, and what that option takes from our 
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
-import types
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from paceline.cli.shared.command_words import is_script, name_of, options_of, split, takes_value
-from paceline.cli.shared.script_source import mentions
+from paceline.cli.command_words import declared, is_script, mentions, name_of, options_of, split, takes_value
 from paceline.errors import UsageError
 
 # Options that earlier versions, or other launchers, have; with what to type instead.
@@ -119,7 +116,7 @@ def _bad_value(parameter: Any, command: Any, verb: str, words: Sequence[str], me
     if parameter is None:
         return UsageError(message, advice=_help(verb))
     typed, value = _typed(parameter, words)
-    kind, least, most = _declared(command, parameter.name)
+    kind, least, most = declared(command, parameter.name)
     shown = f"{typed} {value}".strip() if typed else value or parameter.name
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
@@ -157,19 +154,6 @@ def _typed(parameter: Any, words: Sequence[str]) -> tuple[str, str]:
             return name, words[place + 1] if place + 1 < len(words) else ""
         return name, word[len(name) :].removeprefix("=")
     return (parameter.opts[0] if parameter.opts[0].startswith("-") else ""), ""
-
-
-def _declared(command: Any, name: str) -> tuple[Any, float | None, float | None]:
-    """The type of a parameter of a verb, and its limits, as our own code declares them."""
-    try:
-        annotation = inspect.signature(command.callback, eval_str=True).parameters[name].annotation
-    except (AttributeError, KeyError, TypeError, ValueError, NameError):
-        return None, None, None
-    kind, *more = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next((one for one in get_args(kind) if one is not type(None)), None)
-    about = more[0] if more else None
-    return kind, getattr(about, "min", None), getattr(about, "max", None)
 
 
 PORT = 8000  # an example that any account may use

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import typer
 
-from paceline.cli.shared.host_options import HostOptions
-from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.options import HostOptions
+from paceline.cli.session import Session
+from paceline.cli.terminal import stderr
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check
 from paceline.launch.cluster import mpi
@@ -33,7 +33,7 @@ MAY_DIFFER = ("workers", "seed", "share_record")  # between the commands of a re
 
 @contextlib.contextmanager
 def cluster_of(
-    asked: HostOptions, settings: RunSettings, workers: int | None, own: int, quiet: bool
+    session: Session, asked: HostOptions, settings: RunSettings, workers: int | None, own: int
 ) -> Iterator[tuple[ClusterBackend | None, int]]:
     """The hosts that the user has asked for, None: this host alone; and the number of workers. `workers` is the number
     that was typed, `own` this host's if none was. A process that another one controls ends here, with the exit code of
@@ -41,10 +41,10 @@ def cluster_of(
     names_hosts = (asked.hosts, asked.hostfile, asked.discover) != (None, None, None)
     process = mpi_process() if asked.on in (None, "mpi") and not names_hosts else None
     if process is not None:
-        with _under_mpi(asked, settings, workers, quiet, process) as found:
+        with _under_mpi(session, asked, settings, workers, process) as found:
             yield found
     elif asked.rendezvous is not None:
-        with _met(_rendezvous(asked, settings, workers, own), quiet) as meeting:
+        with _met(session, _rendezvous(asked, settings, workers, own)) as meeting:
             yield meeting, total(meeting)
     elif asked.on == "ray" or (asked.on is None and not names_hosts and in_ray_job()):
         _refuse_stray(asked)
@@ -55,12 +55,10 @@ def cluster_of(
         yield _placed(asked, workers, own, settings.most)
 
 
-def on_hosts(
-    session: Session, asked: HostOptions, settings: RunSettings, workers: int | None, own: int, *, quiet: bool
-) -> int:
+def on_hosts(session: Session, asked: HostOptions, settings: RunSettings, workers: int | None, own: int) -> int:
     """The number of workers of a series of runs, as `cluster_of`. On several hosts, their agents are the workers of the
     session until the verb ends, and stay there from one run to the next."""
-    cluster, number = session.resources.enter_context(cluster_of(asked, settings, workers, own, quiet))
+    cluster, number = session.resources.enter_context(cluster_of(session, asked, settings, workers, own))
     if cluster is not None:
         session.hosts = session.resources.enter_context(KeptHosts(cluster, asked.interface))
     return number
@@ -108,7 +106,7 @@ def _found(program: str, ssh: str, workers: int | None, most: int | None) -> Fou
 
 @contextlib.contextmanager
 def _under_mpi(
-    asked: HostOptions, settings: RunSettings, workers: int | None, quiet: bool, process: MpiProcess
+    session: Session, asked: HostOptions, settings: RunSettings, workers: int | None, process: MpiProcess
 ) -> Iterator[tuple[ClusterBackend | None, int]]:
     """Rank 0, and the first process of every other host, go on; all others end here."""
     if workers not in (None, process.size):
@@ -138,7 +136,7 @@ def _under_mpi(
         else:
             yield None, process.size
             return
-        with _met(meant, quiet) as meeting:
+        with _met(session, meant) as meeting:
             yield meeting, total(meeting)
 
 
@@ -148,8 +146,12 @@ def total(backend: ClusterBackend) -> int:
 
 
 @contextlib.contextmanager
-def _met(meant: JoinRequest, quiet: bool) -> Iterator[Meeting]:
-    meeting = meet(meant, _teller(quiet))
+def _met(session: Session, meant: JoinRequest) -> Iterator[Meeting]:
+    def tell(text: str) -> None:
+        if not session.quiet:
+            stderr().print(f"paceline: {text}", soft_wrap=True)
+
+    meeting = meet(meant, tell)
     if isinstance(meeting, Member):
         raise typer.Exit(meeting.serve())
     with ending(meeting.finish):
@@ -215,11 +217,6 @@ def _same(settings: RunSettings) -> dict[str, str]:
     return {
         field.name: str(getattr(settings, field.name)) for field in fields(settings) if field.name not in MAY_DIFFER
     }
-
-
-def _teller(quiet: bool) -> Callable[[str], None]:
-    console = stderr()
-    return lambda text: None if quiet else console.print(f"paceline: {text}", soft_wrap=True, highlight=False)
 
 
 def _refuse_stray(asked: HostOptions) -> None:

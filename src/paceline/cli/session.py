@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
-from paceline.cli.shared.defaults import Default
+from paceline.cli.defaults import Default
 
 # Records are imported where one is made: help needs none, and is asked for often.
 if TYPE_CHECKING:
@@ -35,17 +35,19 @@ class Session:
         str, ...
     ] = ()  # the whole command: `paceline` and these words, or another program that stands for them
     defaults: tuple[Default, ...] = ()  # options that come from the project, not from the command
+    context: Any = None  # of the parser
     json: bool = False
+    quiet: bool = False
+    seeded: bool = False  # a seed was given, and none was drawn
     record: Path | None = None
     lock: int | None = None  # on the record's folder, as long as this command uses it
 
     @classmethod
-    def of(cls, context: typer.Context, *, json: bool) -> Session:
-        """The session of the verb in this context. `json`: a JSON document is wanted."""
+    def of(cls, context: typer.Context) -> Session:
+        """The session of the verb in this context."""
         session = context.find_object(cls)
         assert session is not None
-        session.verb = context.info_name or ""
-        session.json = json
+        session.context, session.verb = context, context.command_path.removeprefix("paceline ")
         return session
 
     def open_record(
@@ -127,6 +129,6 @@ class Session:
 
 
 def _warn(text: str) -> None:
-    from paceline.cli.shared.terminal import stderr  # slow to import
+    from paceline.cli.terminal import stderr  # slow to import
 
     stderr().print(f"paceline: {text}", style="yellow", soft_wrap=True)

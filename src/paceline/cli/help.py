@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from paceline.options import HOSTS, LABELS, LASTING, STALLS
+
 ALL = "--help-all"
-RARE = (
-    "Several hosts",
-    "Stalled workers",
-    "Runs that outlast failures",
-    "Labels of the record",
-)  # panels of --help-all
-SELDOM = ("gather_below", "noise_scale", "batch_dim")  # options of it
+RARE = (HOSTS, STALLS, LASTING, LABELS)  # panels of --help-all
 
 
 class _Unused(ModuleType):
@@ -52,27 +48,27 @@ def _show(examples: tuple[str, ...]) -> None:
         console.print(f" {'Example: ' if number == 0 else '         '}{line}", style="bold", soft_wrap=True)
 
 
-def verb(*shown: str) -> type[TyperCommand]:
-    """The class of a verb whose help begins with these lines; the documentation reads them as `examples`."""
+def verb(*shown: str, rare: Collection[str] = ()) -> type[TyperCommand]:
+    """The class of a verb whose help begins with these lines; the documentation reads them as `examples`. `rare`: the
+    parameters that only --help-all shows, beside those of whole panels."""
+
+    def is_rare(param: Any) -> bool:
+        return getattr(param, "rich_help_panel", None) in RARE or param.name in rare
 
     class Verb(TyperCommand):
         examples = shown
 
         def get_params(self, ctx: Any) -> list[Any]:
             found = super().get_params(ctx)
-            return [*found, _help_all(found[-1])] if any(map(_is_rare, found)) else found
+            return [*found, _help_all(found[-1])] if any(map(is_rare, found)) else found
 
         def format_help(self, ctx: Any, formatter: Any, *, whole: bool = False) -> None:
             _show(shown)
-            rare: list[Any] = [] if whole else list(filter(_is_rare, self.params))
+            rare: list[Any] = [] if whole else list(filter(is_rare, self.params))
             with _without_types(self.get_params(ctx)), _hidden(rare):
                 super().format_help(ctx, formatter)
 
     return Verb
-
-
-def _is_rare(param: Any) -> bool:
-    return getattr(param, "rich_help_panel", None) in RARE or param.name in SELDOM
 
 
 def _help_all(help_option: Any) -> Any:

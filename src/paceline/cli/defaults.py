@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.shared.command_words import name_of, options_of, split, takes_value
+from paceline.cli.command_words import declared, name_of, options_of, split, takes_value
 from paceline.errors import UsageError
 
 OWN, PROJECT = "paceline.toml", "pyproject.toml"
@@ -26,7 +26,6 @@ NO_OPTIONS = ("PACELINE_SECRET", "PACELINE_NODE", "PACELINE_TRACEBACK", "PACELIN
 OF_TESTS = "PACELINE_TEST_"
 # Options that must be typed each time: help, consent to deleting, and a token that everybody could read in a file.
 TYPED_ONLY = ("help", "version", "install-completion", "show-completion", "yes", "token")
-PATHS = ("record", "tensorboard", "save-to", "hostfile", "secret", "token-file")  # relative to the file that names them
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -97,7 +96,7 @@ def with_defaults(program: Any, arguments: Sequence[str], defaults: Defaults) ->
         for key, default in _winners(defaults, verb).items():
             option = has.get(f"--{key}")
             if option is not None and id(option) not in asked:
-                made += _words(option, default)
+                made += _words(command, option, default)
                 used.append(default)
         if getattr(command, "commands", {}) and typed.script in command.commands:
             made += typed.own
@@ -113,7 +112,7 @@ def _winners(defaults: Defaults, verb: tuple[str, ...]) -> dict[str, Default]:
     return winners
 
 
-def _words(option: Any, default: Default) -> list[str]:
+def _words(command: Any, option: Any, default: Default) -> list[str]:
     value, several = default.value, bool(getattr(option, "multiple", False))
     if not takes_value(option):
         text = str(value).strip().lower()
@@ -128,12 +127,13 @@ def _words(option: Any, default: Default) -> list[str]:
     for each in values:
         if isinstance(each, bool | dict | list):
             raise _wrong(default, "takes a text or a number")
-    return [f"--{default.key}={_located(str(each), default)}" for each in values]
+    is_path = declared(command, option.name)[0] is Path
+    return [f"--{default.key}={_located(str(each), default) if is_path else each}" for each in values]
 
 
 def _located(value: str, default: Default) -> str:
     """A path in a file is relative to that file."""
-    if default.key not in PATHS or default.folder is None or os.path.isabs(value) or default.folder == Path.cwd():
+    if default.folder is None or os.path.isabs(value) or default.folder == Path.cwd():
         return value
     return os.path.relpath(default.folder / value)
 

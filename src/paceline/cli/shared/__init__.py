@@ -1,1 +1,0 @@
-"""Code that several verbs share: options, consoles, progress."""
