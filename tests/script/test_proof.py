@@ -5,6 +5,8 @@ Every case is called on one process and on workers, forward and backward, with a
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import random
 import re
@@ -604,6 +606,77 @@ def test_a_graph_whose_loops_are_made_anew_is_cut_between_graphs(pool: Any) -> N
         assert refusal is None
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+class OfTypes(nn.Module):
+    """Sends messages from nodes of one type to those of another, and pools both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: dict[str, Any], links: dict[tuple[str, str], Any], graph: dict[str, Any]) -> Any:
+        source, target = links["a", "b"]
+        messages = self.linear(x["a"])[source]
+        made = x["b"].index_add(0, target, messages)
+        many = int(graph["a"].max()) + 1
+        return torch.zeros(many, 3).double().index_add(0, graph["b"], made), messages
+
+
+def types_of_nodes(group: Group | None) -> Any:
+    sizes = {"a": torch.tensor([2, 3, 1, 4, 2, 3, 5, 2]), "b": torch.tensor([3, 1, 2, 2, 5, 1, 2, 4])}
+    many = torch.tensor([0, 3, 5, 2, 4, 7, 1, 3])  # … edges
+    generator = torch.Generator().manual_seed(1)
+    links = torch.cat(
+        [
+            torch.stack([torch.randint(0, int(n), (int(m),), generator=generator) + start for n, start in ends])
+            for m, *ends in zip(many, *(zip(n, n.cumsum(0) - n, strict=True) for n in sizes.values()), strict=True)
+        ],
+        1,
+    )
+    x = {kind: rows(int(n.sum()), 3) for kind, n in sizes.items()}
+    graph = {kind: torch.arange(8).repeat_interleave(n) for kind, n in sizes.items()}
+    torch.manual_seed(0)
+    with nullcontext() if group is None else staged(group) as stage:
+        found = [leaf.detach().clone() for leaf in OfTypes().double()(x, {("a", "b"): links}, graph)]
+        return found, None if stage is None else stage.views.refusal
+
+
+def test_graphs_with_types_of_nodes_are_cut_between_graphs(pool: Any) -> None:
+    expected, _ = types_of_nodes(None)
+    for found, refusal in pool(3).run(types_of_nodes):
+        assert refusal is None
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+class Thresholds(nn.Module):
+    """A flag of numbers that a batch norm has made, as spiking neurons take it; torch tells of itself at the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.calls = nn.BatchNorm1d(3), itertools.count()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if next(self.calls) == 0 or not torch.is_grad_enabled():
+            logging.getLogger("torch.tells").warning("of %s rows", len(x))
+        shown = self.norm(x)
+        return shown * (shown > 0.1).to(shown)
+
+
+def thresholds(group: Group | None) -> Any:
+    with nullcontext() if group is None else staged(group) as stage:
+        module = Thresholds().double()
+        found = [module(rows(12, 3) * step).detach().clone() for step in range(1, 4)]
+        return found, None if stage is None else stage.views.refusal
+
+
+def test_flags_of_a_batch_norm_are_split_and_lines_of_torch_are_none_of_the_modules(pool: Any) -> None:
+    expected, _ = thresholds(None)
+    for found, refusal in pool(3).run(thresholds):
+        assert refusal is None
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 # -- the same module, later --------------------------------------------------------------------------------------------

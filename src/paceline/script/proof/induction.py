@@ -47,6 +47,7 @@ class Induction:
         self.reads_state = False
         self.read = OWN  # how the number of the last read is made: see `reads`
         self.averages = 0  # cross-entropies so far; the number of one is the `of` of its kind
+        self._has_norms = False  # batch norms, so that B's rows are not A's
         self._probe = Probe(parts)
         self._random: set[int] = set()  # tensors that were drawn, or computed from such
         self._why: dict[int, str] = {}  # of tensors that are mixed: the operation that made them so
@@ -68,6 +69,8 @@ class Induction:
 
     def _follow(self, ops: Sequence[Op]) -> None:
         op = ops[0]
+        if op.in_norm and not self._has_norms:
+            self._has_norms, self._probe = True, Probe(self.parts, has_norms=True)
         leaves = [step.leaves() for step in ops]
         if len({len(found) for found in leaves}) > 1:
             raise CannotTry(f"{_shown(op)} gets another number of arguments on other numbers of rows")
@@ -194,7 +197,7 @@ class Induction:
         a, b, c = (o.outs[0].shape[at[0]] for o in ops)
         if mask != rows(0, of=mask.of) or one not in (rows(at[0], of=mask.of), Kind("index", at[0], of=mask.of)):
             return None
-        return [one._replace(of=self._measure((a, b, c)))] if a == b + c else None
+        return [one._replace(of=self._measure((a, b, c)))] if a == b + c and b and c else None
 
     def _put_together(self, ops: Sequence[Op], given: Sequence[Kind]) -> None:
         """Links and loops one after another: a measure of its own."""
@@ -209,7 +212,7 @@ class Induction:
 
     def _measure(self, sizes: tuple[int, int, int], joined: tuple[int, ...] = ()) -> int:
         self.parts, number = self.parts.and_measure(sizes, joined)
-        self._probe = Probe(self.parts)
+        self._probe = Probe(self.parts, has_norms=self._has_norms)
         return number
 
     def _of_counts(self, ops: Sequence[Op]) -> list[Kind] | None:
@@ -279,7 +282,7 @@ class Induction:
                 told.append((self.of(first), first.dtype, *(note.shape for note in column), known))
             else:
                 told.append(repr(column))
-        return (str(ops[0].func), self.parts, tuple(told), tuple(ops[0].kwargs))
+        return (str(ops[0].func), self.parts, self._has_norms, tuple(told), tuple(ops[0].kwargs))
 
     def _set(self, ops: Sequence[Op], kinds: list[Kind], notes: Sequence[Sequence[Note]]) -> None:
         op = ops[0]

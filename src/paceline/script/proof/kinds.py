@@ -12,14 +12,14 @@
     mixed   none of these: depends on other samples, on a row's place, or on the number of rows
 
 Dimension `dim` counts `outer` × rows × inner entries. `of` is the number of a measure: a batch of graphs has as many
-rows as graphs (0), nodes (1) or edges (2); more are those that a mask chooses of them (`links[:, mask]`), and those of
-several measures one after another (`cat([links, loops], 1)`). A mean has the measure over whose rows it is taken. The
-`of` of an average is its number in the call.
+rows as graphs (0), or as nodes or edges of a type (see `graphs`); more are those that a mask chooses of them
+(`links[:, mask]`), and those of several measures one after another (`cat([links, loops], 1)`). A mean has the measure
+over whose rows it is taken. The `of` of an average is its number in the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -120,8 +120,11 @@ class Parts:
     def share(self, part: int, of: int = 0) -> float:
         return self.sizes[of][part] / self.sizes[of][0]
 
-    def judge(self, found: Sequence[torch.Tensor], equal: Callable[[Any, Any], bool]) -> Kind:
-        """The kind of a tensor of which all three values are known."""
+    def judge(
+        self, found: Sequence[torch.Tensor], equal: Callable[[Any, Any], bool], outers: Collection[int] = ()
+    ) -> Kind:
+        """The kind of a tensor of which all three values are known. `outers`: of the tensors that it was computed from:
+        equal numbers do not tell it."""
         a, b, c = found
         kind = self.along(a.shape, b.shape, c.shape)
         if kind is None:
@@ -129,17 +132,25 @@ class Parts:
         if kind.dim is None:
             return self._judge_whole(a, b, c, equal)
         many = a.shape[kind.dim] // self.sizes[kind.of][0]
+        fits: list[Kind] = []
         for outer in [n for n in range(1, many + 1) if many % n == 0]:
             tried = kind._replace(outer=outer)
             parts = [self.cut(a, tried, part) for part in (1, 2)]
             if equal(parts[0], b) and equal(parts[1], c):
-                return tried
+                fits.append(tried)
+                continue
+            if fits:
+                continue
             if a.is_floating_point() or a.is_complex():
                 if all(equal(part * self.share(i, kind.of), t) for i, part, t in ((1, parts[0], b), (2, parts[1], c))):
                     return tried._replace(name="share")
-            elif len(self.sizes) > 1 and all(_counts_from(part, t) for part, t in zip(parts, (b, c), strict=True)):
+            elif len(self.sizes) > 1 and all(
+                _counts_from(part, t, kind.dim) for part, t in zip(parts, (b, c), strict=True)
+            ):
                 return tried._replace(name="index")
-        return MIXED
+        if len(fits) > 1 and outers:
+            fits = [one for one in fits if one.outer in outers]
+        return fits[0] if fits else MIXED
 
     def _judge_whole(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, equal: Callable[[Any, Any], bool]
@@ -160,8 +171,9 @@ class Parts:
         return MIXED
 
 
-def _counts_from(whole: torch.Tensor, part: torch.Tensor) -> bool:
-    """Whether the numbers of a part are those of the whole, counted from another start."""
+def _counts_from(whole: torch.Tensor, part: torch.Tensor, dim: int) -> bool:
+    """Whether the numbers of a part are those of the whole, counted from another start: one for all rows, along `dim`,
+    and one for each of both ends of links."""
     if whole.dtype is not torch.int64 or whole.shape != part.shape or not whole.numel():
         return False
-    return bool(((whole - part) == (whole - part).flatten()[0]).all())
+    return bool(((whole - part) == (whole - part).narrow(dim, 0, 1)).all())

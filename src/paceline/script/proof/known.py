@@ -86,6 +86,15 @@ class Results:
     def count(self) -> int:
         return len(self._ops[0].outs)
 
+    @property
+    def are_last_graphs(self) -> bool:
+        """Whether the result is the number of the last graph: the largest in a vector, as each graph has a node."""
+        values = [op.outs[0].value for op in self._ops]
+        return all(
+            value is not None and value.item() == graphs - 1
+            for value, graphs in zip(values, self._parts.sizes[0], strict=True)
+        )
+
     def as_rows(self, like: Kind) -> list[Kind] | None:
         """Rows of the same samples, where their shapes say so."""
         found = []
@@ -106,8 +115,8 @@ def judge(op: Op, kind: Asked, results: Results, *, same_numbers: bool) -> list[
         return _norm(op, kind, results)
     if op.name in NORMS_BACK:
         return _norm_backward(op, kind, results)
-    if op.name == "max" and len(op.args) == 1 and kind(op.args[0]).name == "index" and kind(op.args[0]).of == 1:
-        return [PLACE]  # the last graph's number: each has a node
+    if op.name == "max" and len(op.args) == 1 and kind(op.args[0]).name == "index" and results.are_last_graphs:
+        return [PLACE]
     if op.name in RULES:
         return RULES[op.name](op, kind, results)
     if same_numbers:

@@ -36,8 +36,10 @@ class Prints:
             self._note(text, partial(plain, text, **(kwargs | {"end": ""})))
 
         def log_noted(logger: logging.Logger, record: logging.LogRecord) -> None:
-            if logger.hasHandlers():
+            if is_seen(logger):
                 self._note(logged(record), partial(log, logger, record))
+            else:
+                log(logger, record)
 
         builtins.print, logging.Logger.callHandlers = print_noted, log_noted  # type: ignore[assignment]
         try:
@@ -56,6 +58,11 @@ class Prints:
         held, self._held = self._held, []
         for appear in held:
             appear()
+
+
+def is_seen(logger: logging.Logger) -> bool:
+    """Whether somebody gets its lines, and they are a script's: torch's own tell of itself, at times once a process."""
+    return logger.hasHandlers() and logger.name.split(".")[0] != "torch"
 
 
 def logged(record: logging.LogRecord) -> str:

@@ -4,9 +4,10 @@ One operation cannot hide a difference behind a large number, a mask, half preci
 can. Numbers are float64, of several sizes: what varies with all rows is also tried far larger than the rows, so that
 a small factor inside the operation (`alpha=1e-12`) does not hide it. Where an argument varies, only sums, products and
 quotients are tried, which random numbers decide; a comparison or a maximum of such a number is mixed. Integers are
-those of the samples, since an index must be valid; in one try all are equal, as those of other samples may be. An
-operation that gets an integer is tried on more rows than that, too, and on longer other dimensions: it may count rows
-(`triu(diagonal=-8)`), and what it leaves out may depend on both.
+those of the samples, since an index must be valid; in one try all are equal, as those of other samples may be. Those
+that an operation only moves all differ: of equal ones (a mask) nobody sees where they went. An operation that gets an
+integer is tried on more rows than that, too, and on longer other dimensions: it may count rows (`triu(diagonal=-8)`),
+and what it leaves out may depend on both.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MOVES = words(
     tile expand slice_scatter select_scatter diagonal_backward repeat_interleave
     """
 )
+INDEX = ("index", "repeats")  # their arguments that say what to move where
+AS_DTYPE = torch.ops.aten.view.dtype  # the same bytes as other numbers
 RATIONAL = words(
     """
     add sub rsub mul div neg reciprocal addcmul addcdiv square mm bmm addmm baddbmm addmv mv dot sum mean clone
@@ -64,10 +67,11 @@ SHAPE_ONLY = words(
 
 
 class Probe:
-    """Tries operations."""
+    """Tries operations. `has_norms`: batch norms came before. In a trial they see only their own rows, so that integers
+    of the same rows (flags of a comparison) differ in A, B and C."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, *, has_norms: bool = False) -> None:
+        self._parts, self._has_norms = parts, has_norms
 
     def __call__(self, ops: Sequence[Op], kind: Callable[[Note], Kind]) -> list[Kind]:
         """The kinds of the results. RuntimeError (or another one of torch's) if the operation cannot be tried."""
@@ -82,7 +86,9 @@ class Probe:
         ways: list[dict[str, Any]] = [{"distinct": True}]
         if not moves:
             ways = [{"size": 1.0}, {"size": 1e3, "positive": True}, {"size": 1e-3, "varying": 1e10}]
-        if any(kind(note).is_rows and not _is_number(note) for note in notes):
+        if self._has_norms:
+            ways = [way | {"cut": True} for way in ways]
+        if any(kind(note).is_rows and not _is_number(note) for note in notes) and not (moves and not _has_index(op)):
             ways.append(ways[0] | {"collide": True})  # which rows an index has in common is the luck of few samples
         if any(kind(note).is_same and not note.constant and not _is_number(note) for note in notes):
             ways.append(ways[0] | {"other": True})  # a counter or a flag of the module's, which will change
@@ -102,9 +108,9 @@ class Probe:
             shapes = [note.shape for note in (*notes, *op.outs) if isinstance(note, Note)]
             times = max(1, min(largest // 2 + 1, MOST // max(1, *map(prod, shapes))))
             sizes = tuple((a * times, b * times, c * times) for a, b, c in self._parts.sizes)
-            larger, way = Probe(Parts(sizes, self._parts.joined)), ways[0] | {"times": times}
+            larger = Probe(Parts(sizes, self._parts.joined), has_norms=self._has_norms)
+            way, longer = ways[0] | {"times": times}, [[max(s, 2 * largest) if s > 1 else s for s in d] for d in shapes]
             tried = [larger._try(ops, kind, 0, way)]
-            longer = [[size if size == 1 else max(size, 2 * largest) for size in shape] for shape in shapes]
             if times * max(map(prod, longer)) <= 4 * MOST:
                 with suppress(RuntimeError, ValueError, IndexError, NotImplementedError):  # a size that must be so
                     tried.append(larger._try(ops, kind, 0, way | {"beyond": largest}))
@@ -130,9 +136,12 @@ class Probe:
         self, ops: Sequence[Op], kind: Callable[[Note], Kind], seed: int, wide: torch.dtype, tolerance: float, way: Any
     ) -> list[Kind | None]:
         """None for a result that is all zeros, which fits to any kind."""
+        moved = _moved(ops[0]) if "distinct" in way else ()
         numbers = [
             _Numbers(self._parts, torch.Generator().manual_seed(seed * 1000 + i), wide, way).make(
-                kind(column[0]), self._of_size(column, kind(column[0]), way)
+                kind(column[0]),
+                self._of_size(column, kind(column[0]), way),
+                is_moved=any(column[0] is note for note in moved),
             )
             for i, column in enumerate(_columns(ops))
         ]
@@ -149,8 +158,10 @@ class Probe:
         if tolerance == EXACT and torch.Tag.pointwise in ops[0].func.tags:
             tolerance = ROUNDING  # nothing is added up
         equal = _equality(tolerance)
+        outers = {kind(column[0]).outer for column in _columns(ops) if kind(column[0]).is_rows}
         return [
-            None if _are_zeros(values) else _judged(self._parts, values, equal) for values in zip(*results, strict=True)
+            None if _are_zeros(values) else _judged(self._parts, values, equal, outers)
+            for values in zip(*results, strict=True)
         ]
 
     def _of_size(self, column: Sequence[Note], kind: Kind, way: dict[str, Any]) -> list[Note]:
@@ -221,8 +232,11 @@ class _Numbers:
     def __init__(self, parts: Parts, generator: torch.Generator, wide: torch.dtype, way: dict[str, Any]) -> None:
         self._parts, self._generator, self._wide, self._way = parts, generator, wide, way
 
-    def make(self, kind: Kind, notes: Sequence[Note]) -> list[torch.Tensor]:
+    def make(self, kind: Kind, notes: Sequence[Note], *, is_moved: bool = False) -> list[torch.Tensor]:
         a = notes[0]
+        if is_moved and kind.name == "rows" and not _is_number(a):
+            made = torch.arange(prod(a.shape), device="cpu").reshape(a.shape)
+            return [made, *(self._parts.cut(made, kind, part) for part in (1, 2))]
         if not a.dtype.is_floating_point and not a.dtype.is_complex:
             return self._integers(kind, notes)
         if all(note.value is not None for note in notes) and (not a.stray or kind.varies or kind.is_same):
@@ -255,9 +269,11 @@ class _Numbers:
             a = values[0]
             other = ~a if a.dtype is torch.bool else a.flatten().roll(1).view(a.shape) if a.numel() > 1 else a + 1
             return [other] * 3
-        if "collide" not in self._way or not kind.is_rows or not values[0].numel():
+        if not kind.is_rows or not values[0].numel() or not self._way.keys() & {"collide", "cut"}:
             return values
-        if values[0].dtype is torch.bool:
+        if "collide" not in self._way:
+            made = values[0]
+        elif values[0].dtype is torch.bool:
             made = torch.rand(values[0].shape, generator=self._generator, device="cpu") < 0.5
         else:
             made = torch.full_like(values[0], values[0].flatten()[0].item())
@@ -308,10 +324,21 @@ def _are_zeros(values: Sequence[Any]) -> bool:
     return len({value.shape for value in values}) == 1 and not any(bool(value.any()) for value in values)
 
 
-def _judged(parts: Parts, values: Sequence[Any], equal: Callable[[Any, Any], bool]) -> Kind:
+def _judged(parts: Parts, values: Sequence[Any], equal: Callable[[Any, Any], bool], outers: set[int]) -> Kind:
     if not isinstance(values[0], torch.Tensor):
         return Kind("rows") if values[0] == values[1] == values[2] else MIXED
-    return parts.judge(values, equal)
+    return parts.judge(values, equal, outers)
+
+
+def _moved(op: Op) -> list[Note]:
+    """What the operation moves, and does not look into."""
+    arguments = zip(arguments_of(op.func), op.args, strict=False)
+    given = [value for argument, value in arguments if argument.name not in INDEX]
+    return [leaf for leaf in leaves_in(given) if isinstance(leaf, Note) and op.func is not AS_DTYPE]
+
+
+def _has_index(op: Op) -> bool:
+    return len(_moved(op)) < sum(isinstance(leaf, Note) for leaf in op.leaves())
 
 
 def _equality(tolerance: float) -> Callable[[Any, Any], bool]:

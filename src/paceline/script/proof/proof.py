@@ -86,7 +86,7 @@ class Proof:
         `all_rows`: on a few rows the module did not compute what it computes on many. `compared`: real calls are
         compared with the proof, and read jointly. `known_as`: equal for calls that need one proof together."""
         plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
-        ways = [*graph_ways(leaves, self._split.world), *plain_ways]
+        ways = [*graph_ways(given, leaves, self._split.world), *plain_ways]
         if not ways:
             return one
         if (known := next(filter(knows_more, leaves), None)) is not None:
@@ -199,7 +199,7 @@ class Proof:
             whole, first = (batch, batch // 2) if batch < whole else FEW
         if all_rows and batch > whole:
             whole, first = batch, split.sizes[0]
-        some = some_rows(given, leaves, cuts, whole)
+        some = some_rows(given, leaves, cuts, whole, first)
         lent = _rows_in_attributes(module, batch) if lend else {}
         reads = Reads(may_be_joint=may_be_joint)
         pieces = _Pieces(plain, module, some, way, (whole, first, batch), self._draws, lent, reads)
@@ -565,7 +565,7 @@ class _Judge:
         for (path, name), number in self._traces[0].buffers.items():
             held = self._module.get_submodule(path)._buffers.get(name)
             kind = self._found.kind.get(number, SAME)
-            if id(held) in norms or kind.is_same:
+            if id(held) in norms or kind.is_same or (path, name) in self._traces[0].states:
                 continue
             where = f"its buffer {f'{path}.{name}'.lstrip('.')}"
             if held is None:

@@ -1,6 +1,6 @@
-"""Side effects of a call: tensors and numbers left in attributes of its modules, in the script's variables and where
-hooks keep them, also in lists, tuples and dictionaries (`self.attention`, `self.stats["accuracy"]`, `self.state = h,
-c`, `history.append(…)`).
+"""Side effects of a call: tensors and numbers left in attributes of its modules, also as another buffer, in variables
+of the script and where hooks keep them, also in lists, tuples and dictionaries (`self.attention`,
+`self.stats["accuracy"]`, `self.state = h, c`, `history.append(…)`, `self.average = …`).
 
 A place is a tuple: the path of the module (None: the script; or a name of `kept_by_hooks`), the name, and the keys
 below it. A list's items are counted from its end, so that an item appended at each call has the same place each time.
@@ -52,6 +52,8 @@ def places_of_tensors(left: dict[Place, Any]) -> tuple[Place, ...]:
 def get(module: nn.Module, place: Place) -> Any:
     """The value at a place; None if there is none."""
     held: Any = owner_of(module, place[0]).get(place[1])
+    if held is None and is_in_module(place):
+        held = module.get_submodule(place[0])._buffers.get(place[1])
     for key in place[2:]:
         try:
             held = held[_key(held, key)]
@@ -98,10 +100,11 @@ def is_in_module(place: Place) -> bool:
 
 
 def holdings(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
-    """The attributes of the module and its children, the variables of the script and what hooks keep: path, name and
-    value. A container that hooks share, with each other or with the script, comes once."""
+    """The attributes and buffers of the module and its children, the variables of the script and what hooks keep: path,
+    name and value. A container that hooks share, with each other or with the script, comes once."""
     for path, m in module.named_modules():
         yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in OWN)
+        yield from ((path, name, held) for name, held in list(m._buffers.items()))
     yield from outside(module)
 
 

@@ -29,7 +29,7 @@ from paceline.script import rng, tree
 from paceline.script.draws.rows import Drawn, Draws
 from paceline.script.proof import bounds, packed, side_effects, surroundings
 from paceline.script.proof.mutations import Containers
-from paceline.script.proof.prints import logged
+from paceline.script.proof.prints import is_seen, logged
 from paceline.script.proof.reach import Reach
 from paceline.script.proof.reads import Reads, Undecided, taken
 from paceline.script.proof.recorder import CannotTry, Op, Recorder, reads_noted, require_same, storages_of
@@ -278,7 +278,7 @@ def _note_line(written: io.StringIO) -> Callable[[logging.Logger, logging.LogRec
     """Takes the lines of a log that somebody gets."""
 
     def note(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if logger.hasHandlers():
+        if is_seen(logger):
             written.write(logged(record))
 
     return note

@@ -98,10 +98,11 @@ def knows_more(leaf: Any) -> bool:
     return own not in (None, plain) and bool(vars(leaf))
 
 
-def some_rows(given: Any, leaves: list[Any], cuts: dict[int, int], many: int) -> Any:
-    """The arguments with some rows of the batch, evenly spaced; of graphs the first ones."""
+def some_rows(given: Any, leaves: list[Any], cuts: dict[int, int], many: int, first: int = 0) -> Any:
+    """The arguments with some rows of the batch, evenly spaced; graphs one after another, which may be cut after the
+    `first` ones."""
     if isinstance(cuts, GraphCuts):
-        return tree.rebuild(given, iter(cuts.first(leaves, many)))
+        return tree.rebuild(given, iter(cuts.some(leaves, many, first)))
     some, made = list(leaves), dict[tuple[int, int], torch.Tensor]()
     for i, dim in cuts.items():
         if (id(leaves[i]), dim) in made:  # given twice

@@ -215,8 +215,6 @@ class SlicedCalls:
         attributes = [Attribute.of(subject, place) for place, _ in plan.states]
         begun.unfinished = left = Unfinished(subject, attributes, [(b, b.clone()) for b in _buffers(subject, plan)])
         begun.plan, begun.split = plan, split
-        for attribute, (_, role) in zip(attributes, plan.states, strict=True):
-            attribute.lend(subject, role, split)
         self.split = split
         local, containers = tree.leaves((cut_args, cut_kwargs)), Containers((cut_args, cut_kwargs))
         rows = rows_in(leaves, plan.cuts, split)
@@ -231,13 +229,17 @@ class SlicedCalls:
         if compared and not plan.compiled and is_due:
             with self.group.watch.checking():
                 names, begun.put_back = Names(self._draws), _state(subject, local, versions)
-                places = side_effects.look(subject)
         elif (
             plan.all_count  # a target may be ignored in any call
             or (plan.compiled and (plan.draws or plan.averages) and is_due)
             or (plan.reads is not None and not plan.reads.come_first)
         ):
             begun.put_back = _state(subject, local, versions)
+        for attribute, (_, role) in zip(attributes, plan.states, strict=True):
+            attribute.lend(subject, role, split)
+        if names is not None:
+            with self.group.watch.checking():
+                places = side_effects.look(subject)
         if plan.reads is not None:
             begun.streams, begun.reads = rng.snapshot(), JointReads(plan.reads, split)
         made, prints = graph_nodes_made(), Prints(hold=begun.put_back is not None)
@@ -487,6 +489,8 @@ class SlicedCalls:
             return []
         left = self._begun.unfinished
         but = [] if left is None else [buffer for buffer, _ in left.buffers]
+        if left is not None:
+            but += [side_effects.get(left.module, attribute.place) for attribute in left.attributes]
         return equal_buffers(self._begun.module, norms=self._norms_see_batch(), but=but)
 
     def _holds(
@@ -695,7 +699,7 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
 
 def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
     split = split.rows_of(role.uneven)
-    many = piece.shape[role.dim] // max(split.mine, 1)
+    many = piece.shape[role.dim] // max(split.mine, 1) or 1  # a worker's graphs may have no edges
     return Layout(split, role.dim, *((many, 1) if role.spread else (1, many)), role.order)
 
 
