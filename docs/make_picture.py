@@ -26,7 +26,10 @@ PACELINE = [sys.executable, "-m", "paceline"]
 SCRIPT = ["examples/cnn.py", "--epochs", "1", "--train-size", "10240", "--test-size", "1000"]
 WIDTH, HEIGHT = 1280, 650  # pixels of the dashboard
 WORKERS = min(4, len(os.sched_getaffinity(0)))
-IN_WORKERS = ("agreement", "checkpoint", "comm", "converge", "data", "mods", "profile", "script", "strategies", "wire")
+IN_WORKERS = (
+    *("agreement", "checkpoint", "comm", "converge", "data", "mods", "profile", "script", "spread", "strategies"),
+    "wire",
+)
 LETTER, LINE = 7.6, 19  # pixels of a letter and of a line in the terminals
 
 

@@ -31,6 +31,7 @@ ROOMS = (
         "comm",
         "script",
         "agreement",
+        "spread",
         "strategies",
         "data",
     ),
@@ -38,7 +39,19 @@ ROOMS = (
     *("plan", "reports", "view", "cli"),
 )
 IN_WORKERS = (
-    *("wire", "comm", "script", "agreement", "strategies", "converge", "checkpoint", "record", "mods", "profile"),
+    *(
+        "wire",
+        "comm",
+        "script",
+        "agreement",
+        "spread",
+        "strategies",
+        "converge",
+        "checkpoint",
+        "record",
+        "mods",
+        "profile",
+    ),
 )
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -227,7 +240,7 @@ def test_tensors_of_our_own_are_on_the_host_whatever_the_scripts_default_device_
     wrong = [
         f"{path.name}:{call.lineno}"
         for path in FILES
-        if room_of(path) in {"comm", "script", "agreement", "strategies", "mods", "converge"}
+        if room_of(path) in {"comm", "script", "agreement", "spread", "strategies", "mods", "converge"}
         if not {"measuring", "draws", "canary.py"} & set(path.parts)  # programs of ours; torch's functions
         for call in nodes(path)
         if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"torch.{name}" for name in makers}

@@ -19,7 +19,7 @@ from torch.utils import checkpoint as recomputed
 
 from paceline.comm.group import Group
 from paceline.errors import PartedError
-from paceline.strategies.stage_tensor import StageTensor
+from paceline.spread.stage_tensor import StageTensor
 
 WIDTH = 48
 

@@ -103,6 +103,27 @@ def test_what_is_written_through_a_view_is_kept(pool: Pools, strategy: str) -> N
             assert found[name] == pytest.approx(numbers, rel=1e-9), name
 
 
+def of_one_row() -> list[float]:
+    """A weight of one row, which a mesh splits by columns; and gradients that are detached in place."""
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    seen = []
+    for _ in range(2):
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            model[2].weight[0, 3:5].fill_(2.0)
+            model[2].weight.grad.detach_()[0, :2].zero_()
+        seen += [model(x).sum().item(), model[2].weight.sum().item(), model[2].weight.grad.sum().item()]
+    return seen
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_written_into_a_weight_of_one_row_is_kept(pool: Pools, strategy: str) -> None:
+    for found in pool(2, strategy).run(divided, strategy, of_one_row):
+        assert found == pytest.approx(of_one_row(), rel=1e-9)
+
+
 def writes_late(kind: str) -> str:
     """A view that was made before an update, and written to after it."""
     model = made()

@@ -1,8 +1,8 @@
-"""Broadcasts many tensors in a few messages: a model has hundreds, most of them small."""
+"""Sends many tensors in a few messages: a model has hundreds, most of them small."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -27,6 +27,25 @@ def broadcast_all(group: Group, tensors: Iterable[torch.Tensor], what: str) -> N
         if group.rank:
             for tensor, values in zip(together, flat.split([t.numel() for t in together]), strict=True):
                 tensor.copy_(values.view(tensor.shape))
+
+
+def from_owners(
+    group: Group, owned: Sequence[tuple[torch.Tensor, int, torch.Tensor | None]], what: str
+) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """The values of tensors that one worker holds each. `owned`: a tensor of the same shape, type and device, the rank
+    of the owner, and there the value. Yields a number in `owned`, its owner and the value. Every worker calls it, with
+    equal shapes, types and owners; waits for all."""
+    known = {id(like): (number, owner, value) for number, (like, owner, value) in enumerate(owned)}
+    for together in _messages(like for like, _, _ in owned):
+        found = sorted((known[id(like)] for like in together), key=lambda one: one[1])
+        mine = [value.detach().reshape(-1) for _, owner, value in found if owner == group.rank and value is not None]
+        flat = torch.cat(mine) if mine else torch.empty(0, dtype=together[0].dtype, device=together[0].device)
+        sizes, counts = [0] * group.world, [owned[number][0].numel() for number, _, _ in found]
+        for count, (_, owner, _) in zip(counts, found, strict=True):
+            sizes[owner] += count
+        rows = group.gather_rows(flat, 0, sizes, what)
+        for (number, owner, _), part in zip(found, rows.split(counts), strict=True):
+            yield number, owner, part.view(owned[number][0].shape)
 
 
 def _messages(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -201,7 +201,7 @@ class Group:
                 self._channel.all_gather(as_bytes(mine), into, what)
             out = host.to(rows.device)
         # Not a view: the script may change the result in place.
-        return out.movedim(0, dim).contiguous() if dim else out
+        return out.movedim(0, dim).clone(memory_format=torch.contiguous_format) if dim else out
 
     @again
     def gather_vectors(self, vector: torch.Tensor, what: str) -> torch.Tensor:

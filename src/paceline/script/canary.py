@@ -30,7 +30,8 @@ from paceline.script.draws.rows import Draws, rules_of
 from paceline.script.patches import patch
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.layout import Layout
-from paceline.script.rows.tensor import Rows, make_plain
+from paceline.script.rows.spread_tensor import make_plain
+from paceline.script.rows.tensor import Rows
 from paceline.script.seams import hidden_group
 from paceline.script.seams.batch_norm import norm_whole_batch
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.group import Group
-from paceline.strategies.stage_tensor import StageTensor
+from paceline.spread.stage_tensor import StageTensor
 
 AT_ONCE = 32 << 20  # bytes of a message
 

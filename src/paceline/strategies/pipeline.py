@@ -24,11 +24,12 @@ from torch import nn
 
 from paceline.comm.axes import Axes
 from paceline.comm.buckets import Watcher
+from paceline.comm.coalesced import from_owners
 from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.proof.reasons import name_of
 from paceline.script.rows.crossings import Split
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.lazy_parameters import initialise_lazy
@@ -395,20 +396,10 @@ class Pipeline(StageParts):
     def _share_buffers(self, cutting: Cutting) -> None:
         """Gives every worker the buffers that training has changed (running statistics): their stage has changed them,
         and the script may save them."""
-        kinds: dict[torch.dtype, list[tuple[torch.Tensor, int]]] = {}
-        for buffer, owner in cutting.owner_of_buffers():
-            kinds.setdefault(buffer.dtype, []).append((buffer, owner % self.pipe.world))
-        for dtype, owned in kinds.items():
-            mine = [buffer.reshape(-1) for buffer, owner in owned if owner == self.pipe.rank]
-            sizes = [sum(b.numel() for b, owner in owned if owner == rank) for rank in range(self.pipe.world)]
-            device = owned[0][0].device
-            flat = torch.cat(mine) if mine else torch.empty(0, dtype=dtype, device=device)
-            whole = self.pipe.gather_rows(flat, 0, sizes, "the buffers of the stages")
-            at = 0
-            for buffer, owner in sorted(owned, key=lambda pair: pair[1]):
-                if owner != self.pipe.rank:  # its own backward may need the buffer as it is
-                    buffer.copy_(whole[at : at + buffer.numel()].view(buffer.shape))
-                at += buffer.numel()
+        buffers = [(buffer, owner % self.pipe.world, buffer) for buffer, owner in cutting.owner_of_buffers()]
+        for number, owner, value in from_owners(self.pipe, buffers, "the buffers of the stages"):
+            if owner != self.pipe.rank:  # its own backward may need the buffer as it is
+                buffers[number][0].copy_(value)
 
     def tell_bubble(self) -> None:
         """Says how long stages waited. Every worker calls it."""

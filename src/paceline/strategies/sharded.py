@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,11 +26,11 @@ from paceline.comm.axes import Axes
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import ScriptError, UsageError
-from paceline.imports import after_import
 from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
+from paceline.strategies.whole import save_whole
 from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call, parameters_in
 from paceline.units import size
 
@@ -92,7 +92,7 @@ class Sharded(Mirrored):
             patch(torch.autograd, "grad", self._asking(torch.autograd.grad)),
             patch(torch.autograd, "backward", self._going_back(torch.autograd.backward)),
         ]
-        after_import("safetensors.torch", self._save_whole)
+        save_whole(stage)
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,8 @@ class Sharded(Mirrored):
         return None if held else ""
 
     def _shard(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        from paceline.strategies.shards import old_parameters  # DTensor takes long to import
+        from paceline.spread.dtensors import connect  # DTensor takes long to import
+        from paceline.strategies.shards import old_parameters
         from paceline.strategies.shards.rules import Rules
         from paceline.strategies.shards.units import Units
 
@@ -144,8 +145,9 @@ class Sharded(Mirrored):
             names = ("data", "shard") if self.replicas > 1 else ("shard",)
             mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, *names)
             self._mesh = mesh["shard"] if self.replicas > 1 else mesh
+            connect(self._mesh, self._parts)
         if self._rules is None:
-            self._rules = Rules(self._parts, self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
+            self._rules = Rules(self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
             self._undo.append(self._rules.install())
         before = dict(module.named_parameters())
         busy = old_parameters.in_graphs()
@@ -182,14 +184,14 @@ class Sharded(Mirrored):
             optimizer.register_load_state_dict_post_hook(self._cut_state)
 
     def _cut_state(self, optimizer: torch.optim.Optimizer) -> None:
-        from paceline.strategies.shards.parts import cut
+        from paceline.spread.dtensors import split_like
 
         for parameter, state in optimizer.state.items():
             if is_dtensor(parameter):
                 for name, value in state.items():
                     whole = isinstance(value, torch.Tensor) and not is_dtensor(value)
                     if whole and value.shape == parameter.shape:
-                        state[name] = cut(value, cast(Any, parameter), self._parts)
+                        state[name] = split_like(value, parameter)
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._units and optimizer not in self._followed:  # made after the first call
@@ -240,12 +242,12 @@ class Sharded(Mirrored):
         """A term that the script computed before the model's first call has its gradients on the old parameters."""
         if not self._old:
             return
+        from paceline.spread.dtensors import split_like
         from paceline.strategies.shards.old_parameters import late_gradient, release
-        from paceline.strategies.shards.parts import cut
 
         for known, now in self._old:
             if (old := known()) is not None and (grad := late_gradient(old)) is not None:
-                part = cut(grad, now, self._parts)
+                part = split_like(grad, now)
                 now.grad = part if now.grad is None else now.grad + part
                 release(old)
 
@@ -360,14 +362,6 @@ class Sharded(Mirrored):
         with torch.no_grad():
             whole = self._rules.whole(tensor)
         return nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
-
-    def _save_whole(self, safetensors: Any) -> None:
-        """safetensors reads the memory of tensors: it gets whole ones."""
-        for name in ("save_file", "save"):
-            plain = getattr(safetensors, name)
-            setattr(
-                safetensors, name, lambda tensors, *a, _plain=plain, **k: _plain(self.stage.whole(tensors), *a, **k)
-            )
 
 
 class Alone:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from paceline.imports import after_import
 from paceline.script.seams.api import current
+from paceline.script.seams.stage import Stage
 from paceline.torch_private import is_dtensor
 
 
@@ -39,6 +41,17 @@ def part(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     value = value.to(placed.to_local().device)
     # Every worker holds the same values: nothing has to be sent.
     return distribute_tensor(value, placed.device_mesh, placed.placements, src_data_rank=None)
+
+
+def save_whole(stage: Stage) -> None:
+    """From now on safetensors, which reads the memory of tensors, gets whole ones."""
+
+    def patch(safetensors: Any) -> None:
+        for name in ("save_file", "save"):
+            plain = getattr(safetensors, name)
+            setattr(safetensors, name, lambda tensors, *a, _plain=plain, **k: _plain(stage.whole(tensors), *a, **k))
+
+    after_import("safetensors.torch", patch)
 
 
 def strategy_name() -> str:

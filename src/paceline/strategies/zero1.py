@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from paceline.agreement.updates import compare
+from paceline.comm.coalesced import from_owners
 from paceline.comm.group import Group
-from paceline.comm.memory.flats import as_bytes
 from paceline.script.seams.stage import Stage
 from paceline.script.together import Together
 from paceline.strategies.mirrored import Mirrored
-from paceline.strategies.owned_state import AT_ONCE, Owners, divide, size_of, whole_parameters_of
+from paceline.strategies.owned_state import Owners, divide, size_of, whole_parameters_of
 from paceline.units import size
 
 ONE_BY_ONE = ("torch.optim.", "paceline.converge.optimizers.")  # modules whose optimizers treat parameters one by one
@@ -103,20 +103,10 @@ class Zero1(Mirrored):
     @torch.no_grad()
     def _send_round(self, updated: Sequence[torch.Tensor]) -> None:
         """Every worker gets the owners' values, in a few messages."""
-        waiting: list[list[torch.Tensor]] = [[] for _ in range(self.group.world)]
-        for parameter in updated:
-            waiting[self._owners[parameter]].append(parameter)
-        while any(waiting):
-            parts = [_first_of(parameters) for parameters in waiting]
-            mine = parts[self.group.rank]
-            nothing = torch.empty(0, dtype=torch.uint8, device=updated[0].device)
-            sent = torch.cat([nothing, *(as_raw(parameter) for parameter in mine)])
-            sizes = [sum(parameter.nbytes for parameter in part) for part in parts]
-            rows = self.group.gather_rows(sent, 0, sizes, WHAT).split(sizes)
-            for rank, part in enumerate(parts):
-                if rank != self.group.rank:
-                    for parameter, raw in zip(part, rows[rank].split([p.nbytes for p in part]), strict=True):
-                        parameter.copy_(raw.clone().view(parameter.dtype).view(parameter.shape))
+        owned = [(parameter, self._owners[parameter], parameter) for parameter in updated]
+        for number, owner, value in from_owners(self.group, owned, WHAT):
+            if owner != self.group.rank:
+                updated[number].copy_(value)
 
     def _divides(self, optimizer: Any) -> bool:
         """Whether the optimizer's parameters are updated by their owners."""
@@ -151,18 +141,3 @@ class Zero1(Mirrored):
             f"ZeRO-1: the state of {kind}, {size(sum(kept))}, is divided among {self.group.world} workers; a worker "
             f"keeps at most {size(max(kept))}."
         )
-
-
-def as_raw(parameter: torch.Tensor) -> torch.Tensor:
-    """The values as bytes, on the parameter's device."""
-    flat = parameter.detach().contiguous().view(-1)
-    return as_bytes(flat) if flat.is_cpu else flat.view(torch.uint8)
-
-
-def _first_of(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Takes parameters from the front of the list, together up to a size."""
-    taken, total = list[torch.Tensor](), 0
-    while parameters and (not taken or total + parameters[0].nbytes <= AT_ONCE):
-        taken.append(parameters.pop(0))
-        total += taken[-1].nbytes
-    return taken

@@ -16,7 +16,8 @@ from paceline.script.proof.graphs import GraphCuts
 from paceline.script.proof.side_effects import Place, is_in_module
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import Split
-from paceline.script.rows.tensor import Rows, make_plain
+from paceline.script.rows.spread_tensor import make_plain
+from paceline.script.rows.tensor import Rows
 from paceline.torch_private import uncompiled
 
 VALUES = (str, bool, int, enum.Enum)

@@ -21,7 +21,7 @@ from paceline.script import tree
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import Split
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 
 KEY = re.compile(r"\[('[^']*'|\([^()]*\))\]")  # of a dictionary by types, in an argument's path
 STARTS = 64  # places of which the graphs that are tried are chosen

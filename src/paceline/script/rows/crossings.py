@@ -86,7 +86,7 @@ def cut(whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
 def gather(rows: torch.Tensor, dim: int, split: Split, order: Sequence[int] = ()) -> torch.Tensor:
     """All workers' rows, as one whole tensor, whose dimensions lie in memory in this order: see `memory_order`. A
     borrowed row is left out."""
-    return _shown_as(_Gather, rows).apply(rows.narrow(dim, 0, split.mine), dim, split, order)
+    return shown_as(_Gather, rows).apply(rows.narrow(dim, 0, split.mine), dim, split, order)
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -111,13 +111,13 @@ def blend(
     """The sum over workers of `weight · value`, of the value's dtype unless another is given; a worker with weight 0.0
     adds nothing, even if its value is NaN. Integers need the weight 1.0 or 0.0. Values of 16 bits are added up in 32,
     and rounded once."""
-    return _shown_as(_Blend, value).apply(value, weight, group, dtype)
+    return shown_as(_Blend, value).apply(value, weight, group, dtype)
 
 
 def mean(value: torch.Tensor, divisor: torch.Tensor, group: Group) -> torch.Tensor:
     """The mean over all workers' targets, from each worker's mean and the number (or the weight) of its targets. One
     message. A worker without targets adds nothing, even if its value is NaN; without any target the mean is NaN."""
-    return _shown_as(_Mean, value).apply(value, divisor, group)
+    return shown_as(_Mean, value).apply(value, divisor, group)
 
 
 def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
@@ -257,7 +257,7 @@ def is_inside_behind(node: Any, inside: bool) -> bool:
     return (inside or issubclass(crossing, (_Gather, _Blend, _Mean))) and not issubclass(crossing, (_Cut, _Share))
 
 
-def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
+def shown_as(crossing: Any, value: torch.Tensor) -> Any:
     """The crossing under the name of the value's own gradient function: `print(loss)` shows that name."""
     return crossing if value.grad_fn is None else named(crossing, type(value.grad_fn).__name__)
 

@@ -21,7 +21,8 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.origins import origin, require_all_gradient
-from paceline.script.rows.tensor import KNOWN, Rows, make_plain
+from paceline.script.rows.spread_tensor import make_plain
+from paceline.script.rows.tensor import KNOWN, Rows
 
 KEY = "paceline: listeners"  # in the metadata of the node that made own rows
 

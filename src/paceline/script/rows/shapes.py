@@ -10,7 +10,8 @@ import torch
 
 from paceline.script.rows.elementwise import NUMBERS, in_place, is_contiguous, knows, operand
 from paceline.script.rows.layout import Layout
-from paceline.script.rows.tensor import KNOWN, Rows, Step
+from paceline.script.rows.spread_tensor import Step
+from paceline.script.rows.tensor import KNOWN, Rows
 
 VIEWS = """transpose swapaxes swapdims permute movedim moveaxis unsqueeze squeeze t select chunk split tensor_split
 unbind detach adjoint"""

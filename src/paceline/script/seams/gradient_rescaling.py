@@ -30,7 +30,8 @@ from paceline.script.proof.recorder import mark
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.gradients import hook_gathered, require_all, retain_gathered, retains_gathered
-from paceline.script.rows.tensor import Rows, make_plain
+from paceline.script.rows.spread_tensor import SpreadTensor, make_plain
+from paceline.script.rows.tensor import Rows
 from paceline.torch_private import no_functions_or_modes
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def find(stage: Stage) -> Callable[[], None]:
             return bool(retains.__get__(self)) or retains_gathered(self)
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, Rows) for value in args):
+        if any(isinstance(value, SpreadTensor) for value in args):
             make_plain(args)  # `apply` is C++, which does not ask
         if not cls.__module__.startswith(NOT_THE_SCRIPTS) and not torch.compiler.is_compiling():
             mark(cls.__qualname__)

@@ -37,7 +37,7 @@ from paceline.errors import ScriptError
 from paceline.script.draws import table
 from paceline.script.patches import all_of, patch
 from paceline.script.proof import packed, value_checks
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import batch_norm, direct_forward, gradient_rescaling, loading, packed_sequences
 from paceline.script.seams.recomputing import checkpoints
 from paceline.script.seams.stage import Stage

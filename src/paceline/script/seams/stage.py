@@ -49,7 +49,7 @@ from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.rows import crossings
 from paceline.script.rows.gradients import kept_in, own_of, require_all, whole_of
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import membership
 from paceline.script.seams.split_count import SplitCount
 from paceline.script.seams.strategy import Strategy

@@ -50,7 +50,7 @@ from paceline.script.rows import crossings, origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.layout import Layout
-from paceline.script.rows.tensor import make_plain
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.slicing import packed_arguments
 from paceline.script.slicing.functions import Functions
 from paceline.script.slicing.lazy_parameters import has_lazy

@@ -24,9 +24,8 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from paceline.script.rows.crossings import named
-from paceline.strategies.mesh.model_axis import HALF, group_of, laid, local_of, own_part, own_use, summed
-from paceline.strategies.mesh.sharded_parameter import is_sharded, shard_dim
+from paceline.script.rows.crossings import HALF, named
+from paceline.spread.dtensors import group_of, is_sharded, laid, local_of, own_part, own_use, shard_dim, summed
 from paceline.strategies.mesh.shown_names import name_of
 from paceline.torch_private import nn_bindings
 

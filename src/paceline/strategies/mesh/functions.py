@@ -2,7 +2,7 @@
 
     kind         functions                                 how
     facts        shape, dtype, grad, hooks …               of the whole tensor, nothing is computed
-    pointwise    add, gelu, lerp_, zeros_like …            DTensor: each worker its shard; plain operands are cut
+    elementwise  add, gelu, lerp_, zeros_like …            each worker its shard; DTensor cuts plain operands
     layers       linear, embedding, dropout, attention     in `layers`: on shards, with one collective where needed
     losses       cross_entropy, nll_loss, log_softmax      in `class_losses`: over split classes
     reductions   sum, norm                                 DTensor: own shard, then one small all-reduce
@@ -20,25 +20,36 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import memory, tree
-from paceline.strategies.mesh import class_losses, layers, lent, operand_check, transforms
-from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
+from paceline.script.rows.crossings import HALF
+from paceline.script.rows.spread_tensor import make_plain
+from paceline.spread.dtensors import (
+    dtensor_of,
+    everywhere,
+    is_sharded,
+    like,
+    local_of,
+    part_like,
+    part_of,
+    relaid,
+    split_like,
+    whole_of,
+)
+from paceline.spread.functions import ELEMENTWISE, FACTS, is_in_place, of_lists, root_of
+from paceline.spread.write_back import LentCopies
+from paceline.strategies.mesh import class_losses, layers, operand_check, transforms
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     alias,
-    is_sharded,
-    like,
     sharded,
-    split_like,
     whole,
 )
-from paceline.strategies.mesh.split_output import SplitOutput, make_plain
-from paceline.torch_private import is_transformed, nn_bindings, no_torch_function, plain_data
+from paceline.strategies.mesh.split_output import SplitOutput
+from paceline.torch_private import is_transformed, no_torch_function, plain_data
 
 Plain = Callable[..., Any]
 LAYERS = layers.KNOWN | class_losses.KNOWN
@@ -46,46 +57,20 @@ PLAIN_GRADIENTS = torch.autograd.grad  # before `instrument` patches it
 
 # Attributes that are results, not facts.
 COMPUTED = {"T", "mT", "H", "mH", "real", "imag"}
-FACTS = {
-    *("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex"),
-    *("is_contiguous", "is_signed", "is_inference", "is_conj", "is_neg", "get_device", "requires_grad_", "__hash__"),
-    *("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "__len__", "storage_offset"),
-    *("is_same_size", "is_shared", "is_pinned", "_use_count", "_is_view", "is_tensor", "dim_order", "untyped_storage"),
-    *("data_ptr", "_is_zerotensor", "is_nonzero_static", "has_names", "unsafe_is_contiguous"),
-}
-POINTWISE = {
-    *("add", "sub", "rsub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow", "neg", "negative"),
-    *("abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "sign", "reciprocal", "tanh", "sigmoid"),
-    *("relu", "relu6", "gelu", "silu", "leaky_relu", "elu", "selu", "softplus", "hardtanh", "mish", "logsigmoid"),
-    *("clamp", "clamp_min", "clamp_max", "lerp", "addcmul", "addcdiv", "maximum", "minimum", "erf", "sin", "cos"),
-    *("zero", "fill", "copy", "clone", "zeros_like", "ones_like", "empty_like", "full_like", "contiguous"),
-    *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "float_power", "masked_fill"),
-    *("truediv", "radd", "rmul", "rtruediv", "rpow", "iadd", "isub", "imul", "itruediv", "invert", "logical_not"),
-}
 REDUCTIONS = {"sum", "norm", "vector_norm"}
 VIEWS = {
     *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "unsqueeze", "squeeze"),
-    *("unbind", "chunk", "split", "swapaxes", "matmul", "softmax", "view_as"),
+    *("unbind", "chunk", "split", "swapaxes", "matmul", "softmax", "view_as", "getitem"),
 }
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "softmax"}
 CONVERSIONS = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type"}
-# Functions of torch.nn.functional that are Python, by what they call.
-BENEATH: dict[Any, Plain] = {
-    F.relu: lambda x, inplace=False: x.relu_() if inplace else x.relu(),
-    F.silu: lambda x, inplace=False: (nn_bindings.silu_ if inplace else nn_bindings.silu)(x),
-    F.leaky_relu: lambda x, negative_slope=0.01, inplace=False: (
-        nn_bindings.leaky_relu_(x, negative_slope) if inplace else nn_bindings.leaky_relu(x, negative_slope)
-    ),
-    F.elu: lambda x, alpha=1.0, inplace=False: (nn_bindings.elu_ if inplace else nn_bindings.elu)(x, alpha),
-    F.softmax: lambda x, dim=None, _stacklevel=3, dtype=None: x.softmax(dim, dtype),
-}
 
 
 def answer(f: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `f` returns for these arguments, of which one or more are sharded."""
     if SplitOutput in types:
         make_plain((args, kwargs))
-    lent.write_back()
+    _copies.write_back()
     kind, name = _kind(f)
     if is_transformed() and kind is not _fact:
         args, kwargs = transforms.with_wholes((args, kwargs))
@@ -115,30 +100,22 @@ def _find_kind(f: Any) -> tuple[Any, str]:
     layer = LAYERS.get(f) or LAYERS.get(getattr(f, "__wrapped__", None))
     if layer is not None:
         return lambda f, name, args, kwargs: _layer(layer, f, name, args, kwargs), name
-    if f in BENEATH:
-        return lambda f, name, args, kwargs: BENEATH[f](*args, **kwargs), name
     if name in FACTS:
         return _fact, name
     if name == "grad":
         return _gradients, name
     if name == "detach":
-        return lambda f, name, args, kwargs: alias(_shard(args[0])), name
+        return lambda f, name, args, kwargs: alias(dtensor_of(args[0])), name
     if name in CONVERSIONS:
         return _converted, name
     if name.startswith(("_foreach_", "_fused_")):
-        return (_norms if "norm" in name else _listed), name
-    bare = name.strip("_") if name.startswith("__") else name
-    in_place = (name.startswith("__i") and bare[1:] in POINTWISE) or name == "__setitem__"
-    if in_place or (bare.endswith("_") and not name.startswith("__")):
-        return (_changed if bare.rstrip("_") in POINTWISE else _rewritten), name
-    if bare in POINTWISE:
-        return _pointwise, name
-    if bare in REDUCTIONS:
-        return _reduced, name
-    if bare in VIEWS:
-        return _viewed, name
-    if bare in ("getitem",):
-        return _viewed, name
+        return _listed, name
+    root = root_of(name)
+    if is_in_place(name):
+        return (_changed if root in ELEMENTWISE else _rewritten), name
+    for kind, names in ((_elementwise, ELEMENTWISE), (_reduced, REDUCTIONS), (_viewed, VIEWS)):
+        if root in names:
+            return kind, name
     return _gathered, name
 
 
@@ -151,12 +128,8 @@ def _attribute(descriptor: Any) -> str:
 _KINDS: dict[Any, tuple[Any, str]] = {}
 
 
-def _shard(value: Any) -> DTensor:
-    return value.shard if isinstance(value, ShardedParameter) else value
-
-
 def _mesh(args: Any) -> DeviceMesh:
-    return next(_shard(leaf).device_mesh for leaf in tree.leaves(args) if is_sharded(leaf))
+    return next(dtensor_of(leaf).device_mesh for leaf in tree.leaves(args) if is_sharded(leaf))
 
 
 def _fact(f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -170,7 +143,7 @@ def _gradients(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _gathered(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    return lent.gathered(f, args, kwargs)
+    return _copies.on_wholes(f, args, kwargs)
 
 
 def _layer(layer: Plain, f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -208,6 +181,30 @@ def _pointwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     return _settled(found)
 
 
+def _elementwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Of a single tensor each worker computes its part: DTensor lacks the gradients of some functions."""
+    tensors = [leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    in_place, flags = kwargs.get("inplace"), [flag for key, flag in kwargs.items() if key != "inplace"]
+    if len(tensors) == 1 and not any(flag is True for flag in (*args, *flags)):
+        target = tensors[0]
+        if in_place and isinstance(target, ShardedParameter):
+            _refuse_leaf(target)
+        own = local_of(shard := sharded(target))
+        part = own.clone() if in_place else own
+        given, named = tree.replace((args, kwargs), lambda leaf: part if leaf is target else leaf)
+        found = f(*given, **named)
+        if found is own:
+            return target
+        is_part = isinstance(found, torch.Tensor) and found.shape == part.shape and found.stride() == part.stride()
+        if is_part and found.device == part.device:
+            if not in_place:
+                return like(found, shard)
+            with no_torch_function():
+                shard.copy_(like(found, shard))
+            return target
+    return _pointwise(f, name, args, kwargs)
+
+
 def _reduced(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """A norm in parts has no gradient here. In half precision the parts would be rounded before they are added."""
     if any(is_sharded(leaf) and leaf.dtype in HALF for leaf in tree.leaves(args)):
@@ -223,7 +220,7 @@ def _viewed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         return _gathered(f, name, args, kwargs)
     found = _pointwise(f, name, args, kwargs)
     is_split = all(is_sharded(leaf) for leaf in (found if isinstance(found, (list, tuple)) else (found,)))
-    return found if is_split or name in PRODUCTS else lent.gathered(f, args, kwargs)
+    return found if is_split or name in PRODUCTS else _gathered(f, name, args, kwargs)
 
 
 def _changed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -234,16 +231,21 @@ def _changed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     if isinstance(target, ShardedParameter):
         _refuse_leaf(target)
     (_, *given), named = _as_shards(args, kwargs)
-    with no_torch_function():
-        f(alias(target.shard) if isinstance(target, ShardedParameter) else target, *given, **named)
+    try:
+        with no_torch_function():
+            f(alias(target.shard) if isinstance(target, ShardedParameter) else target, *given, **named)
+    except (RuntimeError, NotImplementedError) as error:  # as in `_pointwise`
+        if memory.ran_out(error):
+            raise
+        return _rewritten(f, name, args, kwargs)
     return target
 
 
 def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Any other change in place: of the whole tensor, of which each worker keeps its part."""
     target = args[0] if args else next(iter(kwargs.values()))  # torch.nn.init names its tensor
-    if isinstance(target, (list, tuple)):
-        return _rewritten_list(f, args, kwargs)
+    if isinstance(target, (list, tuple)):  # those of torch.amp
+        return _copies.on_wholes(f, args, kwargs, target)
     if not is_sharded(target):
         return _gathered(f, name, args, kwargs)
     if isinstance(target, ShardedParameter):
@@ -254,26 +256,11 @@ def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
             f"{name} changes a tensor in place that has a graph and that the strategy mesh has split over the workers.",
             advice="Use the function without the trailing underscore, or --strategy mirrored.",
         )
+    aim = alias(dtensor_of(target))
+    args, kwargs = tree.replace((args, kwargs), lambda leaf: aim if leaf is target else leaf)
     with torch.no_grad():
-        full = whole(target).clone()
-        given, named = tree.replace(
-            (args, kwargs), lambda leaf: full if leaf is target else whole(leaf) if is_sharded(leaf) else leaf
-        )
-        f(*given, **named)
-        operand_check.note(full)
-        _shard(target).to_local().copy_(split_like(full, _shard(target)).to_local())
-    return None if name == "__setitem__" else target
-
-
-def _rewritten_list(f: Any, args: Any, kwargs: Any) -> Any:
-    """A change of all tensors of a list (those of torch.amp)."""
-    with torch.no_grad():
-        given, named = tree.replace((args, kwargs), lambda leaf: whole(leaf) if is_sharded(leaf) else leaf)
-        found = f(*given, **named)
-        for target, full in zip(args[0], given[0], strict=True):
-            if is_sharded(target):
-                _shard(target).to_local().copy_(split_like(full, _shard(target)).to_local())
-    return found
+        found = _copies.on_wholes(f, args, kwargs, (aim,))
+    return target if found is aim else found
 
 
 def _refuse_leaf(parameter: ShardedParameter) -> None:
@@ -293,7 +280,7 @@ def _converted(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     if (probe.dtype, probe.device) == (target.dtype, target.device):
         return target
     if isinstance(target, DTensor):
-        return _pointwise(f, name, args, kwargs)
+        return _elementwise(f, name, args, kwargs)
     return _gathered(f, name, args, kwargs)
 
 
@@ -303,40 +290,11 @@ def _empty(leaf: Any) -> Any:
 
 
 def _listed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """A pointwise function of lists, in which sharded tensors may stand beside plain ones."""
-    first = args[0]
-    with torch.no_grad():
-        given = [
-            [_fitting(leaf, beside) for leaf, beside in zip(arg, first, strict=True)]
-            if isinstance(arg, (list, tuple)) and len(arg) == len(first)
-            else arg
-            for arg in args
-        ]
-        found = f(*given, **kwargs)
-    if found is None or not isinstance(found, (list, tuple)):
-        return found
-    return type(found)(
-        like(local, _shard(leaf)) if is_sharded(leaf) else local for local, leaf in zip(found, args[0], strict=True)
-    )
-
-
-def _fitting(leaf: Any, beside: Any) -> Any:
-    """What a function of this worker's part of `beside` needs of another tensor."""
-    if is_sharded(leaf):
-        return _shard(leaf).to_local() if is_sharded(beside) else whole(leaf)
-    if is_sharded(beside) and isinstance(leaf, torch.Tensor) and leaf.shape == beside.shape and leaf.dim():
-        return split_like(leaf, _shard(beside)).to_local()
-    return leaf
-
-
-def _norms(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    tensors, *rest = args
-    norm = rest[0] if rest else kwargs.get("ord", 2)
-    return [torch.linalg.vector_norm(tensor, norm, dtype=kwargs.get("dtype")) for tensor in tensors]
+    return of_lists(f, name, args, kwargs, whole, _copies)
 
 
 def _get_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    return alias(_shard(args[0]))
+    return alias(dtensor_of(args[0]))
 
 
 def _set_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -368,7 +326,7 @@ def _set_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 def _set_grad(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     target, value = args
     if value is not None and is_sharded(target) and not is_sharded(value):
-        value = split_like(value, _shard(target))
+        value = split_like(value, dtensor_of(target))
     elif value is not None and not is_sharded(target) and is_sharded(value):
         value = whole(value)
     elif isinstance(value, ShardedParameter):
@@ -385,14 +343,30 @@ def assign_data(target: Any, value: Any) -> None:
     plain_data.__set__(target, value)
 
 
-def show(tensor: DTensor) -> str:
-    """What `print` shows of a DTensor: the whole tensor."""
-    return repr(whole(tensor))
+@torch.no_grad()
+def _keep(target: Any, full: torch.Tensor) -> None:
+    if not isinstance(target, ShardedParameter) and target.requires_grad:
+        raise ScriptError(
+            "The script changes a view of a tensor in place that has a graph and that the strategy mesh has split over "
+            "the workers.",
+            advice="Compute a new tensor instead (torch.where, torch.cat), or use --strategy mirrored.",
+        )
+    operand_check.note(full)
+    part_of(target).copy_(part_like(full, target))
+
+
+_copies = LentCopies((DTensor, ShardedParameter), whole, _keep, part_of)
+
+
+def write_back_arrays() -> None:
+    """What the script has written into views of copies, also through NumPy's arrays, is brought to the parts. Every
+    worker calls it; nothing is sent."""
+    _copies.write_back(arrays=True)
 
 
 # Functions through which numbers of the script enter split tensors, and who is told their arguments.
 ENTERING: dict[Any, Callable[[Any, Any], None]] = {
-    **dict.fromkeys((_pointwise, _set_data, _set_grad), lambda args, kwargs: operand_check.note((args, kwargs))),
+    **dict.fromkeys((_elementwise, _set_data, _set_grad), lambda args, kwargs: operand_check.note((args, kwargs))),
     **dict.fromkeys((_changed, _rewritten), operand_check.note_change),
     _listed: operand_check.note_lists,
     _gradients: lambda args, kwargs: operand_check.note(args[:1]),  # the outputs of torch.autograd.grad

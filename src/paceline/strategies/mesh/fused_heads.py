@@ -13,71 +13,54 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.script import tree
-from paceline.strategies.mesh.model_axis import laid, local_of, whole_of
-from paceline.torch_private import OwnTensor, make_wrapper_subclass, no_torch_function
+from paceline.script.rows.spread_tensor import SpreadTensor
+from paceline.spread.dtensors import laid, local_of, whole_of
+from paceline.spread.functions import SHAPES
+from paceline.torch_private import make_wrapper_subclass, no_torch_function
 
 THIRDS = 3
-FACTS = {
-    "size",
-    "dim",
-    "numel",
-    "stride",
-    "is_contiguous",
-    "is_floating_point",
-    "is_complex",
-    "element_size",
-    "__len__",
-}
+ASKED = {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_meta", "is_sparse", "is_quantized", "itemsize"}
+ASKED |= {"retains_grad", "is_nested", "names"}
 
 
-class FusedHeads(OwnTensor):
-    """`thirds` is the DTensor (…, 3, width)."""
+def is_fact(f: Any) -> bool:
+    """Whether the function asks for a shape or a type."""
+    name = getattr(f, "__name__", "")
+    return name in SHAPES or (name == "__get__" and getattr(f.__self__, "__name__", "") in ASKED)
 
-    thirds: DTensor
+
+class FusedHeads(SpreadTensor):
+    """`local` is the DTensor (…, 3, width)."""
+
+    local: DTensor
 
     @staticmethod
     def __new__(cls: type[FusedHeads], thirds: DTensor) -> FusedHeads:
         shape = (*thirds.shape[:-2], thirds.shape[-2] * thirds.shape[-1])
         made: FusedHeads = make_wrapper_subclass(cls, shape, dtype=thirds.dtype, device=thirds.device)
-        made.thirds = thirds
+        made.local = thirds
         return made
 
-    requires_grad = property(lambda self: self.thirds.requires_grad)
-    grad_fn = property(lambda self: self.thirds.grad_fn)
-    is_leaf = property(lambda self: self.thirds.is_leaf)
-
     @classmethod
-    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(f, "__name__", "")
-        if name in FACTS or (name == "__get__" and f.__self__.__name__ not in ("T", "mT", "data")):
+    def in_parts(cls, f: Any, args: Any, kwargs: Any) -> Any:
+        if is_fact(f):
             with no_torch_function():
                 return f(*args, **kwargs)
         if args and isinstance(args[0], FusedHeads):
-            found = args[0]._apart(name, args[1:], kwargs)
-            if found is not NotImplemented:
-                return found
-        plain, named = tree.replace((args, kwargs), lambda x: x.whole() if isinstance(x, FusedHeads) else x)
-        return f(*plain, **named)
+            return args[0]._apart(getattr(f, "__name__", ""), args[1:], kwargs)
+        return NotImplemented
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, f: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        raise NotImplementedError(f"{f} was called from C++ with the output of a split layer")
-
-    def whole(self) -> torch.Tensor:
-        """The whole output. Called by every worker of the axis; waits for all of them."""
-        return whole_of(self.thirds).flatten(-2)
+    def wholes(self, alive: Any) -> list[torch.Tensor]:
+        return [whole_of(self.local).flatten(-2)]
 
     def _apart(self, name: str, args: Any, kwargs: Any) -> Any:
         """The thirds apart, if that is what the function does; else NotImplemented."""
-        last, width = self.dim() - 1, self.thirds.shape[-1]
+        last, width = self.dim() - 1, self.local.shape[-1]
         if kwargs and set(kwargs) != {"dim"}:
             return NotImplemented
         if name in ("chunk", "split") and args[:1] == ((THIRDS if name == "chunk" else width),):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            return self.thirds.unbind(-2) if dim in (-1, last) else NotImplemented
+            return self.local.unbind(-2) if dim in (-1, last) else NotImplemented
         if name in ("view", "reshape") and not kwargs:
             sizes = list(args[0]) if len(args) == 1 and not isinstance(args[0], int) else list(args)
         elif name == "unflatten" and not kwargs and args[0] in (-1, last):
@@ -88,8 +71,8 @@ class FusedHeads(OwnTensor):
             sizes[sizes.index(-1)] = -(self.numel() // math.prod(sizes)) or -1
         if sizes[: last + 1] != [*self.shape[:-1], THIRDS]:
             return NotImplemented
-        inner, group = sizes[last + 1 :], self.thirds.device_mesh.size()
+        inner, group = sizes[last + 1 :], self.local.device_mesh.size()
         if math.prod(inner) != width or not inner or inner[0] % group:
             return NotImplemented
-        local = local_of(self.thirds)
-        return laid(local.reshape(*local.shape[:-1], inner[0] // group, *inner[1:]), last + 1, self.thirds.device_mesh)
+        local = local_of(self.local)
+        return laid(local.reshape(*local.shape[:-1], inner[0] // group, *inner[1:]), last + 1, self.local.device_mesh)

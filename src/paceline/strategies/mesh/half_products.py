@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.script.rows.crossings import named
-from paceline.strategies.mesh.model_axis import HALF, own_use, summed
+from paceline.script.rows.crossings import HALF, named
+from paceline.spread.dtensors import own_use, summed
 
 
 def half_type(x: torch.Tensor) -> torch.dtype | None:

@@ -24,11 +24,22 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
+from paceline.spread.dtensors import (
+    is_sharded,
+    laid,
+    linear_of_parts,
+    local_of,
+    own_part,
+    own_use,
+    scattered,
+    shard_dim,
+    split_like,
+    summed,
+)
 from paceline.strategies.mesh import half_products
 from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
 from paceline.strategies.mesh.half_products import half_type
-from paceline.strategies.mesh.model_axis import laid, linear_of_parts, local_of, own_part, own_use, scattered, summed
-from paceline.strategies.mesh.sharded_parameter import is_sharded, own_heads, shard_dim, sharded, split_like, whole
+from paceline.strategies.mesh.sharded_parameter import own_heads, sharded, whole
 from paceline.strategies.mesh.shown_names import name_of
 from paceline.torch_private import bindings, nn_bindings, plain_dropout, plain_dropout_
 

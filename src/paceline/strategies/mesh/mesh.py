@@ -31,25 +31,24 @@ from paceline.script import chance, tree
 from paceline.script.patches import patch
 from paceline.script.proof.ways import knows_more
 from paceline.script.rows.origins import show_apart
+from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.mesh import functions, lent, operand_check, transforms
+from paceline.spread.dtensors import connect, is_sharded, like, split_like
+from paceline.spread.functions import patch_dtensors
+from paceline.strategies.mesh import functions, operand_check, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_agreement import ModelAgreement
-from paceline.strategies.mesh.model_axis import connect
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     is_in_use,
-    is_sharded,
-    like,
     shard_in_place,
-    split_like,
     split_state,
     whole,
 )
-from paceline.strategies.mesh.split_output import SplitOutput, make_plain
+from paceline.strategies.mesh.split_output import SplitOutput
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipeline import Pipeline
 from paceline.strategies.sharded import Sharded
@@ -224,7 +223,7 @@ class Mesh(PartGradients):
             shown = tree.replace(output, self._outside, self._kept(output) | filled)
             pairs = zip(tree.leaves(output), tree.leaves(shown), strict=True)
             apart = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and a.grad_fn is not None]
-            given = [None if a is b else b.part if isinstance(b, SplitOutput) else b for a, b in apart]
+            given = [None if a is b else b.local if isinstance(b, SplitOutput) else b for a, b in apart]
             show_apart(given, [a for a, _ in apart], "under --strategy mesh")
             return shown
 
@@ -250,7 +249,7 @@ class Mesh(PartGradients):
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         make_plain(tensor)
-        lent.write_back_arrays()
+        functions.write_back_arrays()
         return whole(tensor.detach()) if is_sharded(tensor) else tensor
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
@@ -258,7 +257,7 @@ class Mesh(PartGradients):
         if not is_sharded(like) or is_sharded(value):
             return value
         operand_check.note(value)
-        return split_like(value, like.shard if isinstance(like, ShardedParameter) else like)
+        return split_like(value, like)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -292,8 +291,7 @@ class Mesh(PartGradients):
 def _ask_for_whole_tensors() -> None:
     """From now on DTensors behave as whole tensors in this process, and the script does not see the process group."""
     hidden_group.hide()
-    patch(DTensor, "__torch_function__", classmethod(_asked))
-    patch(DTensor, "__repr__", functions.show)
+    patch_dtensors(functions.answer, whole)
     transforms.find()
     # What DTensor cannot do raises, and is then done with whole tensors: nothing to report.
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: "run meta for" not in str(record.msg))
@@ -311,10 +309,6 @@ def _make_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> A
     with torch.no_grad():
         data = whole(data) if is_sharded(data) else data
     return plain_new(cls, data, requires_grad)
-
-
-def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return functions.answer(f, types, args, kwargs or {})
 
 
 class SameRows:

@@ -27,7 +27,7 @@ from paceline.agreement.compare import Agreement
 from paceline.agreement.updates import Operands, compare_arguments, compare_options
 from paceline.comm.group import Group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.mesh import lent, operand_check
+from paceline.strategies.mesh import functions, operand_check
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.sharded_parameter import ShardedParameter
 from paceline.strategies.mesh.split_output import SplitOutput
@@ -57,11 +57,11 @@ class ModelAgreement:
 
     def call(self, given: Any) -> None:
         """Before a model's call: compares its arguments, too. Every worker calls it; waits for all."""
-        lent.write_back_arrays()
+        functions.write_back_arrays()
         self._compare(compare_arguments(given, self._stage.group, self._riders()))
 
     def before_step(self, optimizer: Any) -> None:
-        lent.write_back_arrays()
+        functions.write_back_arrays()
         self._compare(compare_options(optimizer, self._stage.group, self._riders()))
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
@@ -77,7 +77,7 @@ class ModelAgreement:
     def compare_last(self) -> None:
         """After the script's last step. Every worker calls it; waits for all."""
         if not self._stage.aside:
-            lent.write_back_arrays()
+            functions.write_back_arrays()
             self._weights.on_end()
             self.exchange()
 
@@ -118,5 +118,5 @@ class ModelAgreement:
 
     def on_save(self, target: Any) -> None:
         if not self._stage.aside:
-            lent.write_back_arrays()
+            functions.write_back_arrays()
             self._weights.on_save()

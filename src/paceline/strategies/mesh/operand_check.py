@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.strategies.mesh.sharded_parameter import is_sharded
+from paceline.spread.dtensors import is_sharded
 
 _told: list[Callable[[Any], None]] = []
 
@@ -38,7 +38,7 @@ def note_change(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 def note_lists(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """A function of lists: plain tensors stand beside plain ones, and enter split tensors only beside these."""
-    first = args[0]
+    first = args[0] if isinstance(args[0], (list, tuple)) else ()  # `_foreach_pow(2.0, tensors)`
     for arg in args:
         if isinstance(arg, (list, tuple)) and len(arg) == len(first):
             note([leaf for leaf, beside in zip(arg, first, strict=True) if is_sharded(beside)])

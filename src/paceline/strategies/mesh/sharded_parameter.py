@@ -17,12 +17,13 @@ import torch
 from torch import nn
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 
 from paceline.script import tree
+from paceline.script.rows.spread_tensor import become
+from paceline.spread.dtensors import is_sharded, like, own_use, relaid, split, whole_of
 from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
-from paceline.strategies.mesh.model_axis import own_use, placed, relaid, whole_of
-from paceline.torch_private import OwnTensor, make_wrapper_subclass, swap_tensor_impl
+from paceline.torch_private import OwnTensor, make_wrapper_subclass
 
 Answer = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -91,10 +92,7 @@ def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: st
     made.shard, made._is_param = shard, isinstance(parameter, nn.Parameter)
     made.fused, made.vocab = name == "qkv" and dim == 0, name == "vocab" and dim == 0
     parameter.grad = None
-    # As torch.utils.swap_tensors, which does not exchange tensors whose classes differ in slots.
-    parameter.__class__, made.__class__ = ShardedParameter, parameter.__class__
-    parameter.__dict__, made.__dict__ = parameter.__dict__ | made.__dict__, {}
-    swap_tensor_impl(parameter, made)
+    become(parameter, made)
     if grad is not None:
         parameter.grad = grad
 
@@ -122,10 +120,6 @@ def is_in_use(parameter: nn.Parameter) -> bool:
 # -- between whole tensors and shards ----------------------------------------------------------------------------------
 
 
-def is_sharded(value: Any) -> bool:
-    return isinstance(value, (DTensor, ShardedParameter))
-
-
 def sharded(value: Any) -> DTensor:
     """The DTensor of a sharded parameter, with its graph; a DTensor as it is."""
     if isinstance(value, DTensor):
@@ -142,25 +136,10 @@ def alias(shard: DTensor) -> DTensor:
     return like(shard.to_local(), shard)
 
 
-def like(local: torch.Tensor, shard: DTensor) -> DTensor:
-    """A DTensor with this part, split as `shard` is."""
-    return placed(local, shard.device_mesh, shard.placements[0], (shard.shape, shard.stride()))
-
-
-def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> DTensor:
-    """This worker's part of a tensor that all workers hold. The part has its own memory."""
-    made = distribute_tensor(plain.detach().contiguous(), mesh, [placement], src_data_rank=None)
-    return like(made.to_local().clone(), made)
-
-
-def split_like(plain: torch.Tensor, shard: DTensor) -> DTensor:
-    return split(plain.to(shard.device), shard.device_mesh, shard.placements[0])  # type: ignore[arg-type]
-
-
 def whole(value: torch.Tensor) -> torch.Tensor:
     """The whole tensor, plain; in backward each worker keeps its part of the gradient. Every worker calls it."""
     if isinstance(value, FusedHeads):
-        return value.whole()
+        return value.wholes([value])[0]
     if not is_sharded(value):
         return value
     return whole_of(sharded(value))
@@ -171,12 +150,6 @@ def own_heads(fused: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     parameter is gathered: that is less than its outputs would be."""
     parts: torch.Tensor = own_use(whole(fused), mesh).unflatten(0, (THIRDS, mesh.size(), -1))
     return parts[:, mesh.get_local_rank()].flatten(0, 1)
-
-
-def shard_dim(value: Any) -> int | None:
-    """The dimension along which a tensor is split; None if it is not."""
-    placement = (value.shard if isinstance(value, ShardedParameter) else value).placements[0]
-    return placement.dim if isinstance(placement, Shard) else None
 
 
 class _Enter(Function):

@@ -18,7 +18,8 @@ from torch.autograd import Function
 from paceline.script import tree
 from paceline.script.patches import patch
 from paceline.script.seams.gradient_rescaling import NOT_THE_SCRIPTS
-from paceline.strategies.mesh.sharded_parameter import is_sharded, whole
+from paceline.spread.dtensors import is_sharded
+from paceline.strategies.mesh.sharded_parameter import whole
 from paceline.torch_private import outside_transforms
 
 MAKERS = ("vmap", "grad", "grad_and_value", "jacrev", "jacfwd", "hessian")  # f → a function of the same arguments

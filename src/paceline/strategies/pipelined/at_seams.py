@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.agreement.updates import LossCheck, is_number
 from paceline.comm.coalesced import broadcast_all
-from paceline.strategies.stage_tensor import StageTensor
+from paceline.spread.stage_tensor import StageTensor
 from paceline.torch_private import parameters_in
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from paceline.script import tree
-from paceline.strategies.stage_tensor import StageTensor
+from paceline.spread.stage_numbers import META, on_meta
+from paceline.spread.stage_tensor import StageTensor
 from paceline.torch_private import OwnTensor, no_torch_function
 
 Source = tuple[int, int]  # the number of a module's call in the forward, and of a tensor in its output
-META = torch.device("meta")
 device_of: Any = torch.Tensor.device.__get__
 
 
@@ -70,12 +70,10 @@ def handed_over(leaf: Any) -> Any:
 
 
 def _on_meta(leaf: Any) -> Any:
-    if isinstance(leaf, torch.device):
-        return META
     if isinstance(leaf, Elsewhere):
         return leaf if leaf.value is None else leaf.value.detach().to(META)
-    if isinstance(leaf, StageTensor):  # of another stage: only its shape is here
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
+    if isinstance(leaf, (StageTensor, torch.device)):  # of another stage: only its shape is here
+        return on_meta(leaf)
     return leaf.detach().to(META) if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -15,9 +15,9 @@ from torch.nn.parameter import is_lazy
 
 from paceline.agreement.updates import Operands
 from paceline.comm.group import Group
+from paceline.spread.stage_numbers import Number, Numbers, settled
+from paceline.spread.stage_tensor import StageTensor, Team, give, take_back, whole
 from paceline.strategies.owned_state import own_state
-from paceline.strategies.stage_numbers import Number, Numbers, settled
-from paceline.strategies.stage_tensor import StageTensor, Team, give, take_back, whole
 
 
 class Holding:

@@ -26,11 +26,11 @@ from paceline.script.rows.crossings import Split, laid_out, memory_order
 from paceline.script.seams.recomputing import starts_here
 from paceline.script.slicing import parts
 from paceline.script.slicing.loss_denominators import Averages
+from paceline.spread.stage_tensor import Team
 from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.segment import CannotCut, Parcel
-from paceline.strategies.stage_tensor import Team
 
 Drawing = Callable[[Split, int], AbstractContextManager[Any]]  # the int: random draws made by earlier stages
 OUTPUT = "the output of the last stage"

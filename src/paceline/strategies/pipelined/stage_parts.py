@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.imports import after_import
 from paceline.script.seams.stage import Stage
+from paceline.spread.stage_numbers import settled
+from paceline.spread.stage_tensor import StageTensor, assign_whole_data
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
-from paceline.strategies.stage_numbers import settled
-from paceline.strategies.stage_tensor import StageTensor, assign_whole_data, whole
+from paceline.strategies.whole import save_whole
 from paceline.torch_private import parameters_in
 
 
@@ -25,7 +25,7 @@ class StageParts(PartGradients):
 
     def on_stage(self, stage: Stage) -> None:
         super().on_stage(stage)
-        after_import("safetensors.torch", self._save_whole)
+        save_whole(stage)
         assign_whole_data()
 
     def full(self, part: Any) -> Any:
@@ -35,19 +35,11 @@ class StageParts(PartGradients):
         if not isinstance(part, StageTensor):
             return settled(part)
         part.team.lent.write_back(arrays=True)
-        return nn.Parameter(whole(part), part.requires_grad) if isinstance(part, nn.Parameter) else whole(part)
+        return part.plain()
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
         """What this worker keeps of a whole tensor."""
         return self.holding.part(value, like) if isinstance(like, StageTensor) else value
-
-    def _save_whole(self, safetensors: Any) -> None:
-        """safetensors reads the memory of tensors: it gets whole ones."""
-        for name in ("save_file", "save"):
-            plain = getattr(safetensors, name)
-            setattr(
-                safetensors, name, lambda tensors, *a, _plain=plain, **k: _plain(self.stage.whole(tensors), *a, **k)
-            )
 
     # -- gradients, averaged over the replicas -------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ from paceline.comm.group import Group
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.slicing.loss_denominators import Averages
+from paceline.spread.stage_tensor import leaf_of
 from paceline.strategies.pipelined import orders, streams
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Call, Chunk, add_up
 from paceline.strategies.pipelined.way_back import StagedModel, summed
-from paceline.strategies.stage_tensor import leaf_of
 
 Loss = Callable[[Any, Any], torch.Tensor]
 

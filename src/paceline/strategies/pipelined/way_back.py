@@ -21,9 +21,9 @@ from paceline.script import tree
 from paceline.script.rows import crossings
 from paceline.script.rows.origins import note_apart
 from paceline.script.seams.stage import Stage
+from paceline.spread.stage_tensor import StageTensor, leaf_of, whole
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Clock, Pass, Schedule
-from paceline.strategies.stage_tensor import StageTensor, leaf_of, whole
 from paceline.torch_private import keeps_graph
 
 SUM = "the gradients of the stages"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from paceline.script import tree
 from paceline.strategies.mirrored import leaves_of
 from paceline.torch_private import OwnTensor, no_torch_function, plain_grad
 
@@ -24,7 +25,8 @@ class OldParameter(OwnTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_replaced(args), **_replaced(kwargs or {}))
+        now = tree.replace((args, kwargs or {}), lambda leaf: leaf._now if isinstance(leaf, OldParameter) else leaf)
+        return func(*now[0], **now[1])
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self._now)
@@ -65,13 +67,3 @@ def late_gradient(old: Any) -> torch.Tensor | None:
         if grad is not None:
             plain_grad.__set__(old, None)
     return grad
-
-
-def _replaced(value: Any) -> Any:
-    if isinstance(value, OldParameter):
-        return value._now
-    if isinstance(value, dict):
-        return {key: _replaced(one) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(one) for one in value)
-    return value

@@ -21,9 +21,9 @@ import torch
 
 from paceline.agreement.digest import digest
 from paceline.errors import ScriptError
+from paceline.script import tree
 
 PATIENCE = 8  # comparisons of an array
-Copies = Sequence[tuple[Any, torch.Tensor]]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +42,17 @@ class _Copy:
 
 
 class LentCopies:
-    """The copies of one worker. `keep(target, whole)` writes a copy's numbers to the divided tensor; `state_of(target)`
-    tells its memory and numbers."""
+    """The copies of one worker, of tensors of these `kinds`. `whole(target)` gathers a divided tensor, `keep(target,
+    whole)` writes a copy's numbers to it, and `part_of(target)` is this worker's part; None if it has none."""
 
-    def __init__(self, keep: Callable[[Any, torch.Tensor], None], state_of: Callable[[Any], Hashable]) -> None:
-        self._keep, self._state_of = keep, state_of
+    def __init__(
+        self,
+        kinds: tuple[type, ...],
+        whole: Callable[[Any], torch.Tensor],
+        keep: Callable[[Any, torch.Tensor], None],
+        part_of: Callable[[Any], torch.Tensor | None],
+    ) -> None:
+        self._kinds, self._whole, self._keep, self._part_of = kinds, whole, keep, part_of
         self._copies: list[_Copy] = []
 
     def known(self, target: Any, full: torch.Tensor) -> torch.Tensor:
@@ -59,23 +65,33 @@ class LentCopies:
                     return copy.whole
         return full
 
-    def call(self, f: Callable[..., Any], args: Any, kwargs: Any, copies: Copies) -> Any:
-        """Calls a function of torch with these copies, and remembers those of which it returns views."""
+    def on_wholes(self, f: Callable[..., Any], args: Any, kwargs: Any, aims: Sequence[Any] = ()) -> Any:
+        """What a function of torch returns for whole tensors in place of the divided ones. What it has changed is
+        written back, and so are the copies of `aims`: not every function of lists counts changes. Remembers the copies
+        of which it returns views. Every worker calls it; waits for all."""
+        copies: list[tuple[Any, torch.Tensor]] = []
+
+        def put(leaf: Any) -> Any:
+            if not isinstance(leaf, self._kinds):
+                return leaf
+            full = next((full for target, full in copies if target is leaf), None)
+            if full is None:
+                full = self.known(leaf, self._whole(leaf))
+                copies.append((leaf, full))
+            return full
+
+        given, named = tree.replace((args, kwargs), put)
         versions = [_version(full) for _, full in copies]
-        found = f(*args, **kwargs)
+        found = f(*given, **named)
         for (target, full), version in zip(copies, versions, strict=True):
-            if _version(full) != version:
-                self.keep(target, full)
+            if _version(full) != version or any(aim is target for aim in aims):
+                self._keep(target, full)
+                for copy in self._copies:
+                    if copy.whole is full:
+                        self._note(copy)
             found = target if found is full else found
             self.remember(target, full, found)
         return found
-
-    def keep(self, target: Any, full: torch.Tensor) -> None:
-        """A function has changed this copy: its numbers are written to the divided tensor."""
-        self._keep(target, full)
-        for copy in self._copies:
-            if copy.whole is full:
-                self._note(copy)
 
     def remember(self, target: Any, full: torch.Tensor, found: Any) -> None:
         """`found` is what a function of this copy has returned."""
@@ -118,6 +134,12 @@ class LentCopies:
         self._keep(copy.target, copy.whole)
         self._note(copy)
 
+    def _state_of(self, target: Any) -> tuple[int, ...]:
+        """The memory and the numbers of the part. Not torch's count of changes: a DTensor's function does not count."""
+        with torch.no_grad():
+            part = self._part_of(target)
+            return (id(target),) if part is None else (part.data_ptr(), *_bits(part), *part.shape)
+
     def _note(self, copy: _Copy) -> None:
         """The copy and the divided tensor have the same numbers now."""
         copy.version, copy.looks, copy.state = _version(copy.whole), 0, self._state_of(copy.target)
@@ -132,11 +154,6 @@ class LentCopies:
                 array.flags.writeable = False
             copy.arrays, copy.bits, held = [], None, []
         return bool(held) or any(ref() is not None for ref in copy.views) or (bool(copy.arrays) and not compared)
-
-
-def state_of_part(part: torch.Tensor) -> tuple[int, ...]:
-    """The memory and the numbers of a part. Not torch's count of changes: a DTensor's function does not count them."""
-    return (part.data_ptr(), *_bits(part), *part.shape)
 
 
 def _version(tensor: torch.Tensor) -> int:

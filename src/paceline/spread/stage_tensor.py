@@ -20,11 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.comm.coalesced import from_owners
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
+from paceline.script import tree
 from paceline.script.patches import patch
-from paceline.strategies.lent_copies import LentCopies, state_of_part
-from paceline.strategies.stage_numbers import Numbers, leaves, replaced, settled
+from paceline.script.rows.spread_tensor import become
+from paceline.spread.stage_numbers import Numbers, called, on_meta, settled
+from paceline.spread.write_back import LentCopies
 from paceline.torch_private import (
     OwnTensor,
     disabled_torch_function,
@@ -32,11 +35,9 @@ from paceline.torch_private import (
     make_wrapper_subclass,
     parameters_in,
     plain_data,
-    swap_tensor_impl,
     writes_to,
 )
 
-META = torch.device("meta")
 WHAT = "the parameters of a stage"
 LISTS = ("_foreach_", "_fused_")  # functions of lists of tensors
 SAME = ("detach", "alias")
@@ -56,8 +57,8 @@ class StageTensor(OwnTensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = replaced((args, kwargs or {}), settled)
-        found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, StageTensor)]
+        args, kwargs = tree.replace((args, kwargs or {}), settled)
+        found = [leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, StageTensor)]
         return found[0].team.answer(func, args, kwargs, found)
 
     # -- what torch reads from a tensor's memory -----------------------------------------------------------------------
@@ -92,9 +93,13 @@ class StageTensor(OwnTensor):
     def tolist(self) -> Any:
         return whole(self).tolist()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def plain(self) -> torch.Tensor:
+        """The whole tensor. Every worker of the pipeline calls it."""
         shown = whole(self)
-        return repr(nn.Parameter(shown, self.requires_grad) if getattr(self, "_is_param", False) else shown)
+        return nn.Parameter(shown, self.requires_grad) if getattr(self, "_is_param", False) else shown
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self.plain())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -108,10 +113,7 @@ class StageTensor(OwnTensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = whole(self)
-        return (nn.Parameter(plain, self.requires_grad) if getattr(self, "_is_param", False) else plain).__reduce_ex__(
-            protocol
-        )
+        return self.plain().__reduce_ex__(protocol)
 
 
 class Team:
@@ -121,7 +123,9 @@ class Team:
         """`note`: is told the numbers and plain tensors that the script puts into such tensors. `numbers`: those that
         stages compute."""
         self.group, self.note, self.numbers = group, note, numbers
-        self.lent = LentCopies(self._keep, _state_of)  # whose numbers the script may change through NumPy
+        self.lent = LentCopies(
+            (StageTensor,), whole, self._keep, _value
+        )  # whose numbers the script may change through NumPy
         self.computes = False  # a stage runs, of which the other workers know nothing
 
     def made(
@@ -201,22 +205,22 @@ class Team:
         mine, shapes = first.owner == self.group.rank, None
         if not targets:
             try:
-                shapes = func(*replaced(args, _on_meta), **replaced(kwargs, _on_meta))
+                shapes = called(func, args, kwargs, on_meta)
             except (NotImplementedError, RuntimeError):
                 return NotImplemented
-            if not all(isinstance(leaf, torch.Tensor) for leaf in leaves(shapes)):
+            if not all(isinstance(leaf, torch.Tensor) for leaf in tree.leaves(shapes)):
                 return NotImplemented
         self.note((args, kwargs))
-        computed = func(*replaced(args, _value), **replaced(kwargs, _value)) if mine else None
+        computed = called(func, args, kwargs, _value) if mine else None
         if targets:
             return None if isinstance(args[0], (list, tuple)) else targets[0] if len(targets) == 1 else tuple(targets)
         device = kwargs.get("device") or first.device
-        values = iter(leaves(computed) if mine else [])
+        values = iter(tree.leaves(computed) if mine else [])
         # Numbers (a norm, a penalty) are sent: what the script computes from them, all workers compute. But an element
         # of a parameter stays a part of its memory, which the script may change.
-        is_number = not is_view(func) and not any(like.dim() for like in leaves(shapes))
+        is_number = not is_view(func) and not any(like.dim() for like in tree.leaves(shapes))
         make = self.numbers.of if is_number else self.made
-        return replaced(shapes, lambda like: make(next(values, None), like, first.owner, device))
+        return tree.replace(shapes, lambda like: make(next(values, None), like, first.owner, device))
 
     def _everywhere(
         self, func: Any, args: Any, kwargs: Any, found: Sequence[StageTensor], targets: Sequence[Any]
@@ -227,13 +231,13 @@ class Team:
         def put(leaf: Any) -> Any:
             return wholes[id(leaf)] if isinstance(leaf, StageTensor) else leaf
 
-        result = func(*replaced(args, put), **replaced(kwargs, put))
+        result = called(func, args, kwargs, put)
         for target in targets:
             if isinstance(target, StageTensor):
                 self.note(wholes[id(target)])
                 if target.value is not None:
                     target.value.copy_(wholes[id(target)])
-        return replaced(result, lambda leaf: known.get(id(leaf), leaf))
+        return tree.replace(result, lambda leaf: known.get(id(leaf), leaf))
 
     @torch.no_grad()
     def _keep(self, target: StageTensor, full: torch.Tensor) -> None:
@@ -243,7 +247,7 @@ class Team:
 
     def _each(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of lists, for one place after the other."""
-        length = len(args[0])
+        length = next(len(value) for value in args if isinstance(value, (list, tuple)))
 
         def at(value: Any, place: int) -> Any:
             return [value[place]] if isinstance(value, (list, tuple)) and len(value) == length else value
@@ -259,21 +263,14 @@ class Team:
     def gather(self, tensors: Sequence[StageTensor]) -> dict[int, torch.Tensor]:
         """The whole tensors, plain, by id. Every worker of the pipeline calls it; waits for all."""
         wholes: dict[int, torch.Tensor] = {}
-        kinds: dict[tuple[torch.dtype, torch.device], dict[int, StageTensor]] = {}
-        for tensor in tensors:
-            kinds.setdefault((tensor.dtype, tensor.device), {})[id(tensor)] = tensor
-        for (dtype, device), some in kinds.items():
-            ordered = sorted(some.values(), key=lambda tensor: tensor.owner)
-            mine = [t.value.reshape(-1) for t in ordered if t.value is not None]
-            flat = torch.cat(mine) if mine else torch.empty(0, dtype=dtype, device=device)
-            sizes = [sum(t.numel() for t in ordered if t.owner == rank) for rank in range(self.group.world)]
-            rows = self.group.gather_rows(flat, 0, sizes, WHAT)
-            for tensor, part in zip(ordered, rows.split([t.numel() for t in ordered]), strict=True):
-                if 0 in tensor.stride():  # expanded
-                    wholes[id(tensor)] = part.view(tensor.shape).clone()
-                    continue
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
-                wholes[id(tensor)] = made.copy_(part.view(tensor.shape))
+        some = list({id(tensor): tensor for tensor in tensors}.values())
+        for number, _, value in from_owners(self.group, [(t, t.owner, t.value) for t in some], WHAT):
+            tensor = some[number]
+            if 0 in tensor.stride():  # expanded
+                wholes[id(tensor)] = value.clone()
+                continue
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            wholes[id(tensor)] = made.copy_(value)
         return wholes
 
 
@@ -350,13 +347,9 @@ def _put(module: nn.Module, name: str, parameter: Any) -> None:
 
 
 def _exchange(parameter: Any, made: Any) -> None:
-    """The object gets the class and the memory of `made`. As torch.utils.swap_tensors, which does not exchange tensors
-    whose classes differ in slots."""
-    extra = {name: value for name, value in vars(parameter).items() if name not in ("value", "owner", "team", "leaf")}
-    kind = {"_is_param": True} if isinstance(parameter, nn.Parameter) else {}
-    parameter.__class__, made.__class__ = made.__class__, parameter.__class__
-    parameter.__dict__, made.__dict__ = extra | vars(made) | kind, {}
-    swap_tensor_impl(parameter, made)
+    if isinstance(parameter, nn.Parameter):
+        made._is_param = True
+    become(parameter, made)
 
 
 def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:
@@ -364,15 +357,5 @@ def _make_parameter(tensor: StageTensor, requires_grad: bool) -> None:
     tensor.requires_grad_(requires_grad)
 
 
-def _state_of(tensor: StageTensor) -> tuple[int, ...]:
-    return (id(tensor),) if tensor.value is None else state_of_part(tensor.value)
-
-
 def _value(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, StageTensor) else leaf
-
-
-def _on_meta(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
-    return META if isinstance(leaf, torch.device) else leaf

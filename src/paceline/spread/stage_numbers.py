@@ -20,6 +20,7 @@ import torch
 
 from paceline.comm.group import Group
 from paceline.comm.network.post import Post
+from paceline.script import tree
 from paceline.torch_private import OwnTensor, disabled_torch_function, make_wrapper_subclass, writes_to
 
 META = torch.device("meta")
@@ -41,7 +42,7 @@ class Number(OwnTensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        found = next(leaf for leaf in leaves((args, kwargs or {})) if isinstance(leaf, Number))
+        found = next(leaf for leaf in tree.leaves((args, kwargs or {})) if isinstance(leaf, Number))
         return found.numbers.answer(func, args, kwargs or {})
 
     # -- what torch reads from a tensor's memory -----------------------------------------------------------------------
@@ -134,7 +135,7 @@ class Numbers:
                     number.value = early.popleft().to(number.device)
             formulas, self._formulas = self._formulas, []
             for number, func, args, kwargs in formulas:
-                number.value = func(*replaced(args, value_of), **replaced(kwargs, value_of))
+                number.value = called(func, args, kwargs, value_of)
 
     def close(self) -> None:
         """After the script: nothing more is sent."""
@@ -142,31 +143,31 @@ class Numbers:
 
     def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a function returns for arguments of which some are numbers."""
-        tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = func.overloadpacket.__name__
         if name.startswith(FACTORIES):
-            return func(*replaced(args, _stand_in), **replaced(kwargs, _stand_in))
+            return called(func, args, kwargs, _stand_in)
         if all(tensor.value is not None for tensor in tensors if isinstance(tensor, Number)):
             return self._computed(func, args, kwargs)
         alone = not any(tensor.dim() for tensor in tensors) and torch.Tag.nondeterministic_seeded not in func.tags
         plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter, Number) for tensor in tensors)
         if alone and plain and not writes_to(func, args, kwargs):
             try:
-                like = func(*replaced(args, _on_meta), **replaced(kwargs, _on_meta))
+                like = called(func, args, kwargs, on_meta)
             except (NotImplementedError, RuntimeError):
                 like = None
             if isinstance(like, torch.Tensor) and not like.dim():
                 made = self._made(like.dtype, kwargs.get("device") or tensors[0].device)
                 # Copies: the script may change the others before the formula is computed.
-                self._formulas.append((made, func, replaced(args, _kept), replaced(kwargs, _kept)))
+                self._formulas.append((made, func, *tree.replace((args, kwargs), _kept)))
                 return made
         self.settle()
         return self._computed(func, args, kwargs)
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        known = {id(leaf.value): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Number)}
-        result = func(*replaced(args, value_of), **replaced(kwargs, value_of))
-        return replaced(result, lambda leaf: known.get(id(leaf), leaf))
+        known = {id(leaf.value): leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, Number)}
+        result = called(func, args, kwargs, value_of)
+        return tree.replace(result, lambda leaf: known.get(id(leaf), leaf))
 
     def _made(self, dtype: torch.dtype, device: Any) -> Number:
         with torch.inference_mode(False):
@@ -184,24 +185,6 @@ def settled(value: Any) -> Any:
     return value.value
 
 
-def leaves(value: Any) -> list[Any]:
-    """What lists, tuples and dictionaries hold."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [leaf for one in value for leaf in leaves(one)]
-    return [value]
-
-
-def replaced(value: Any, put: Callable[[Any], Any]) -> Any:
-    """The same lists, tuples and dictionaries with other leaves."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(replaced(one, put) for one in value)
-    if isinstance(value, dict):
-        return {key: replaced(one, put) for key, one in value.items()}
-    return put(value)
-
-
 def value_of(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, Number) else leaf
 
@@ -214,7 +197,14 @@ def _stand_in(leaf: Any) -> Any:
     return torch.zeros((), dtype=leaf.dtype, device=leaf.device) if isinstance(leaf, Number) else leaf
 
 
-def _on_meta(leaf: Any) -> Any:
+def on_meta(leaf: Any) -> Any:
+    """A tensor of the same shape and type without numbers."""
     if isinstance(leaf, torch.Tensor):
-        return torch.empty((), dtype=leaf.dtype, device=META)
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=META)
     return META if isinstance(leaf, torch.device) else leaf
+
+
+def called(func: Callable[..., Any], args: Any, kwargs: Any, put: Callable[[Any], Any]) -> Any:
+    """What the function returns for other leaves."""
+    args, kwargs = tree.replace((args, kwargs), put)
+    return func(*args, **kwargs)

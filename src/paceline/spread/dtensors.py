@@ -1,4 +1,4 @@
-"""The crossings between plain tensors, which all workers of the axis model hold, and parts of tensors.
+"""DTensors along one axis of a mesh, and the crossings between plain tensors, which all of its workers hold, and parts.
 
     crossing   forward                                   backward
     own_use    the same tensor, for a local computation  sum over the axis
@@ -13,7 +13,8 @@ Each backward is written with the other crossings, so that gradients of gradient
 Sums of half precision are made in float32, and rounded once. A crossing is shown (`print(output)`) under the name of
 the function that made the value, or under the given `name`.
 
-Every worker of the axis calls each crossing, forward and backward, in the same order. If a peer is gone, it raises.
+A tensor is split as torch.chunk splits: the last parts may be smaller, or empty. Every worker of the axis calls each
+crossing, forward and backward, in the same order. If a peer is gone, it raises.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script.rows.crossings import named
+from paceline.script.rows.crossings import HALF, named, shown_as
+from paceline.torch_private import no_torch_function
 
-WHAT = "a part of a layer"
-HALF = (torch.bfloat16, torch.float16)
+WHAT = "parts of a tensor"
 _groups: dict[DeviceMesh, tuple[Group, int]] = {}  # and the process that is connected
 
 
 def connect(mesh: DeviceMesh, group: Group) -> None:
-    """This group carries what goes along the mesh of the axis model."""
+    """This group carries what goes along the mesh of an axis."""
     _groups[mesh] = group, os.getpid()
 
 
@@ -55,7 +56,7 @@ def summed(
     name: str = "",
 ) -> torch.Tensor:
     """`plus`: a plain tensor that is added once, before the sum is rounded to `dtype`."""
-    return (named(_Summed, name) if name else _shown_as(_Summed, local)).apply(local, plus, mesh, dtype or local.dtype)
+    return (named(_Summed, name) if name else shown_as(_Summed, local)).apply(local, plus, mesh, dtype or local.dtype)
 
 
 def scattered(
@@ -67,8 +68,8 @@ def scattered(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """As `summed`, of which each worker keeps its part along `dim`."""
-    crossing = _shown_as(_Scattered, local)
-    found: torch.Tensor = crossing.apply(local, plus, dim % local.dim(), mesh, dtype or local.dtype)
+    total = summed(local, mesh, plus=plus, dtype=dtype)
+    found: torch.Tensor = shown_as(_OwnPart, total).apply(total, dim % local.dim(), mesh)
     return found
 
 
@@ -85,8 +86,21 @@ def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
     return _OwnPart.apply(plain, dim % plain.dim(), mesh)
 
 
-def gathered(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
-    return _shown_as(_Gathered, local).apply(local, dim % local.dim(), mesh)
+def gathered(local: torch.Tensor, dim: int, mesh: DeviceMesh, length: int = 0) -> torch.Tensor:
+    """`length` of the whole tensor; without it all parts are alike."""
+    dim %= local.dim()
+    return shown_as(_Gathered, local).apply(local, dim, mesh, length or local.shape[dim] * mesh.size())
+
+
+def own(whole: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    """This worker's part of a whole tensor: a view."""
+    sizes, rank = _sizes_of(whole.shape[dim], mesh), mesh.get_local_rank()
+    return whole.narrow(dim, sum(sizes[:rank]), sizes[rank])
+
+
+def _sizes_of(length: int, mesh: DeviceMesh) -> list[int]:
+    most = -(-length // mesh.size())
+    return [max(0, min(most, length - rank * most)) for rank in range(mesh.size())]
 
 
 def group_of(mesh: DeviceMesh) -> Group:
@@ -94,15 +108,11 @@ def group_of(mesh: DeviceMesh) -> Group:
     group, process = _groups[mesh]
     if os.getpid() != process:
         raise ScriptError(
-            "A child process of the script (a DataLoader's process) uses a model that --strategy mesh has split over "
-            "the workers: the other workers do not take part.",
+            "A child process of the script (a DataLoader's process) uses a model that the strategy has split over the "
+            "workers: the other workers do not take part.",
             advice="Load in the script's own process (num_workers=0), or use --strategy mirrored.",
         )
     return group
-
-
-def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
-    return crossing if value.grad_fn is None else named(crossing, type(value.grad_fn).__name__)
 
 
 # -- DTensors ----------------------------------------------------------------------------------------------------------
@@ -111,11 +121,63 @@ def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
 def local_of(dtensor: DTensor) -> torch.Tensor:
     """This worker's part, with its graph."""
     if dtensor.requires_grad and torch.is_grad_enabled():
-        found: torch.Tensor = _shown_as(_ToLocal, dtensor).apply(dtensor)
+        found: torch.Tensor = shown_as(_ToLocal, dtensor).apply(dtensor)
         return found
-    with torch.no_grad():
-        part: torch.Tensor = dtensor.to_local()
-    return part
+    return part_of(dtensor)
+
+
+def dtensor_of(value: Any) -> DTensor:
+    """The DTensor of a parameter that is still the script's object (`mesh.sharded_parameter`); a DTensor as it is."""
+    found: DTensor = getattr(value, "shard", value)
+    return found
+
+
+def is_sharded(value: Any) -> bool:
+    return isinstance(dtensor_of(value), DTensor)
+
+
+def part_of(value: Any) -> torch.Tensor:
+    """This worker's part, without a graph: the memory itself."""
+    return dtensor_of(value)._local_tensor
+
+
+def shard_dim(value: Any) -> int | None:
+    """The dimension along which a tensor is split; None if it is not."""
+    placement = dtensor_of(value).placements[0]
+    return placement.dim if isinstance(placement, Shard) else None
+
+
+def like(local: torch.Tensor, value: Any) -> DTensor:
+    """A DTensor with this part, split as the other one is."""
+    with no_torch_function():
+        shard = dtensor_of(value)
+        return placed(local, shard.device_mesh, shard.placements[0], (shard.shape, shard.stride()))
+
+
+def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+    """This worker's part of a tensor that all workers hold. The part has its own memory."""
+    full = plain.detach().contiguous()
+    part = own(full, placement.dim, mesh) if isinstance(placement, Shard) else full
+    return placed(part.clone(memory_format=torch.contiguous_format), mesh, placement, (full.shape, full.stride()))
+
+
+@torch.no_grad()
+def split_like(plain: torch.Tensor, value: Any) -> DTensor:
+    """The same, split as the other one is."""
+    shard = dtensor_of(value)
+    return split(plain.to(part_of(value).device), shard.device_mesh, shard.placements[0])
+
+
+def part_like(plain: torch.Tensor, value: Any) -> torch.Tensor:
+    """What a part of a tensor that is split as the other one is needs of a plain operand, with broadcasting: a view, if
+    it is on the same device."""
+    shard, dim = dtensor_of(value), shard_dim(value)
+    if dim is None or not plain.dim():
+        return plain
+    plain = plain.to(part_of(value).device)
+    with no_torch_function():
+        at = dim - shard.dim() + plain.dim()
+        return own(plain, at, shard.device_mesh) if at >= 0 and plain.shape[at] == shard.shape[dim] else plain
 
 
 def laid(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> DTensor:
@@ -130,7 +192,7 @@ def everywhere(plain: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 def placed(local: torch.Tensor, mesh: DeviceMesh, placement: Placement, size: Any = None) -> DTensor:
     """The DTensor with this part. `size`: shape and stride of the whole, if they do not follow from the part."""
-    found: DTensor = _shown_as(_FromLocal, local).apply(local, mesh, placement, size)
+    found: DTensor = shown_as(_FromLocal, local).apply(local, mesh, placement, size)
     return found
 
 
@@ -138,7 +200,8 @@ def whole_of(dtensor: DTensor) -> torch.Tensor:
     """The whole tensor, plain."""
     placement, mesh = dtensor.placements[0], dtensor.device_mesh
     if isinstance(placement, Shard):
-        return gathered(local_of(dtensor), placement.dim, mesh)
+        with no_torch_function():
+            return gathered(local_of(dtensor), placement.dim, mesh, dtensor.shape[placement.dim])
     if isinstance(placement, Replicate):
         return local_of(dtensor)
     if type(placement) is Partial and placement.reduce_op == "sum":
@@ -186,28 +249,6 @@ class _Summed(Function):
         return own_use(grad, ctx.mesh).to(ctx.dtype), plus, None, None
 
 
-class _Scattered(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, local: torch.Tensor, plus: torch.Tensor | None, dim: int, mesh: DeviceMesh, dtype: torch.dtype
-    ) -> torch.Tensor:
-        ctx.dim, ctx.mesh, ctx.dtype = dim, mesh, local.dtype
-        ctx.shape = None if plus is None else plus.shape
-        ctx.plus_dtype = None if plus is None else plus.dtype
-        total = local.detach().clone(memory_format=torch.contiguous_format)
-        total = total.float() if total.dtype in HALF else total
-        group_of(mesh).all_reduce(total, WHAT)
-        total = (total if plus is None else total.add_(plus)).to(dtype)
-        size = total.shape[dim] // mesh.size()
-        return total.narrow(dim, mesh.get_local_rank() * size, size).clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        whole = gathered(grad, ctx.dim, ctx.mesh)
-        plus = None if ctx.shape is None else whole.sum_to_size(ctx.shape).to(ctx.plus_dtype)
-        return own_use(whole, ctx.mesh).to(ctx.dtype), plus, None, None, None
-
-
 class _LinearOfParts(Function):
     @staticmethod
     def forward(
@@ -238,27 +279,27 @@ class _OwnPart(Function):
     @staticmethod
     def forward(ctx: Any, plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
         ctx.dim, ctx.mesh = dim, mesh
-        size = plain.shape[dim] // mesh.size()
-        return plain.narrow(dim, mesh.get_local_rank() * size, size).clone(memory_format=torch.contiguous_format)
+        ctx.length = plain.shape[dim]
+        return own(plain, dim, mesh).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return gathered(grad, ctx.dim, ctx.mesh), None, None
+        return gathered(grad, ctx.dim, ctx.mesh, ctx.length), None, None
 
 
 class _Gathered(Function):
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    def forward(ctx: Any, local: torch.Tensor, dim: int, mesh: DeviceMesh, length: int) -> torch.Tensor:
         ctx.dim, ctx.mesh = dim, mesh
-        sizes = (local.shape[dim],) * mesh.size()
-        whole = group_of(mesh).gather_rows(local.detach(), dim, sizes, WHAT)
+        whole = group_of(mesh).gather_rows(local.detach(), dim, _sizes_of(length, mesh), WHAT)
+        whole = whole.clone() if mesh.size() == 1 else whole
         if not (local.is_floating_point() or local.is_complex()):
             ctx.mark_non_differentiable(whole)
         return whole
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return own_part(grad, ctx.dim, ctx.mesh), None, None
+        return own_part(grad, ctx.dim, ctx.mesh), None, None, None
 
 
 class _ToLocal(Function):
@@ -267,12 +308,13 @@ class _ToLocal(Function):
         placement = dtensor.placements[0]
         # The gradient of each summand is that of the sum.
         ctx.placement = placement if isinstance(placement, (Shard, Replicate)) else Replicate()
-        ctx.mesh, ctx.size = dtensor.device_mesh, (dtensor.shape, dtensor.stride())
-        part = dtensor.to_local()
-        return part.view_as(part)
+        with no_torch_function():
+            ctx.mesh, ctx.size, ctx.is_leaf = dtensor.device_mesh, (dtensor.shape, dtensor.stride()), dtensor.is_leaf
+        return part_of(dtensor).detach()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        grad = grad.contiguous() if ctx.is_leaf else grad  # what a parameter's gradient becomes
         return placed(grad, ctx.mesh, ctx.placement, ctx.size)
 
 
