@@ -114,7 +114,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 25])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]), 25])
 def test_what_the_proof_finds_of_torchs_functions_holds_for_their_values(every: int) -> None:
     wrong, told = [], 0
     with warnings.catch_warnings():

@@ -244,7 +244,7 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
         raise CannotTry("it is called inside a handler of Pyro, which would take trial calls for the script's")
     reach = Reach(module)
     kept = [(p, p.data) for p in parameters_in(module) if not is_lazy(p) and not is_dtensor(p)]
-    state = surroundings.State(module, reach, attributes=False)
+    state = surroundings.State(module, reach)  # a method in an attribute may be bound to the module itself
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would keep casts of the copy's weights
     log = logging.Logger.callHandlers
