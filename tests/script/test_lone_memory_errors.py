@@ -64,7 +64,7 @@ def test_a_function_of_a_mesh_is_not_tried_on_the_whole_tensor(
         raise error
 
     class Output:
-        part = torch.ones(2)
+        local = torch.ones(2)
 
     def gather_alone(*args: Any) -> None:
         raise AssertionError

@@ -124,9 +124,10 @@ def replayed(member: SpreadTensor, whole: torch.Tensor) -> torch.Tensor:
 
 def become(tensor: Any, made: Any) -> None:
     """The object gets the class and the memory of `made`, and keeps the attributes that the script has given it. As
-    torch.utils.swap_tensors, which refuses tensors that have views, or whose classes differ in slots."""
+    torch.utils.swap_tensors, which refuses tensors that have views, or whose classes differ in slots. `made` becomes
+    what the object was: a checkpoint may hold it, to compute with it again."""
     own = {name for kind in type(tensor).__mro__ if issubclass(kind, OwnTensor) for name in kind.__annotations__}
     given = {name: value for name, value in vars(tensor).items() if name not in own}
     tensor.__class__, made.__class__ = made.__class__, tensor.__class__
-    tensor.__dict__, made.__dict__ = given | vars(made), {}
+    tensor.__dict__, made.__dict__ = given | vars(made), vars(tensor)
     swap_tensor_impl(tensor, made)
