@@ -35,7 +35,16 @@ from paceline.script.proof.kinds import MIXED, PLACE, SAME, SHARE, Kind, Parts, 
 from paceline.script.proof.plan import Judgement, Role, SlicePlan, Unbatched, anew, may_be_shared
 from paceline.script.proof.reads import Reads, Take, taken
 from paceline.script.proof.reasons import describe, refusal, unbatched
-from paceline.script.proof.recorder import MAY_FUSE, CannotTry, Note, is_counted, line_in, names_of, numbers_of
+from paceline.script.proof.recorder import (
+    MAY_FUSE,
+    CannotTry,
+    Note,
+    Recorder,
+    is_counted,
+    line_in,
+    names_of,
+    numbers_of,
+)
 from paceline.script.proof.side_effects import Place, is_in_module
 from paceline.script.proof.trial import Traced
 from paceline.script.proof.ways import Way, batch_of, fits, knows_more, some_rows, split_of, ways_to_cut
@@ -43,7 +52,8 @@ from paceline.script.rows.crossings import Split, memory_order
 from paceline.torch_private import is_compiled, parameters_in, uncompiled
 
 FEW = (5, 2)  # rows of A and of B
-TRIES = 48  # ways to cut the arguments of one call
+TRIES = 48  # ways to cut the arguments of one call …
+LIKELY, WORK = 6, 8_000  # … or so many, after which trials of so many operations end the search
 MANY = 64  # proofs that are kept for modules that are alike
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
@@ -126,7 +136,8 @@ class Proof:
         worker calls it. `may_be_joint`: see `reads`."""
         how = {"all_rows": all_rows, "compared": compared, "may_be_joint": may_be_joint}
         known = None if known_as is None else self._proven.get(known_as)  # a worker may have less than others
-        plan, why = known or self._first(plain, module, given, leaves, ways, how)
+        with trial.in_series(uncompiled(module)):
+            plan, why = known or self._first(plain, module, given, leaves, ways, how)
         plan = plan and anew(plan)
         found = zlib.crc32(repr(plan or why).encode())
         if len(set(self.group.gather_objects(found, "the proof"))) > 1:
@@ -146,10 +157,12 @@ class Proof:
         ways: list[Way],
         how: dict[str, bool],
     ) -> tuple[SlicePlan | None, str]:
-        mixes, raised, conflicts, tries = "", "", Conflicts(), 0
+        mixes, raised, conflicts, tries, begun = "", "", Conflicts(), 0, Recorder.work
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
-            if tries == TRIES or conflicts.rule_out(way[1]):
+            if tries == TRIES or (tries >= LIKELY and Recorder.work - begun > WORK):
+                break
+            if conflicts.rule_out(way[1]):
                 continue
             tries += 1
             try:
@@ -251,7 +264,8 @@ class Proof:
                 if plan.reads is not None:
                     reads = replace(plan.reads, answers=self._read_on_all_rows(plain, subject, given))
                 some = [(some_rows(given, leaves, plan.cuts, rows), _as_it_is) for rows in (few, many)]
-                found = not self._why_uneven(plain, subject, some, (few, many), larger, plan.cuts, reads)
+                with trial.in_series(subject):
+                    found = not self._why_uneven(plain, subject, some, (few, many), larger, plan.cuts, reads)
             except PacelineError:
                 raise
             except Exception:  # the module's own: the call itself, or a proof, will tell

@@ -99,6 +99,7 @@ class Recorder(DispatchMode):
 
     active: Any = None  # the mode that marks are told
     in_norm = 0  # calls of F.batch_norm under way
+    work = 0  # operations noted so far, in all trials
 
     def __init__(self, draws: Draws, guarded: dict[int, str], *, lines: bool) -> None:
         super().__init__()
@@ -167,6 +168,7 @@ class Recorder(DispatchMode):
         op.outs = [self._noted(out) for out in (outs or changed)]
         op.also = [self.number(tensor) for tensor in changed if all(tensor is not out for out in outs)] if outs else []
         self.ops.append(op)
+        Recorder.work += 1
         return made
 
     def _line(self) -> str:

@@ -235,6 +235,50 @@ def _numpy_position() -> Any:
     return state[2]
 
 
+@dataclass(slots=True)
+class Before:
+    """What a trial of a module may change, as it is before, and what the module's code can reach."""
+
+    reach: Reach
+    state: surroundings.State
+    data: list[tuple[Any, torch.Tensor]]  # of the parameters
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Before:
+        reach = Reach(module)
+        data = [(p, p.data) for p in parameters_in(module) if not is_lazy(p) and not is_dtensor(p)]
+        # With the module's own attributes: a method in one of the copy may be bound to the module itself.
+        return cls(reach, surroundings.State(module, reach), data)
+
+    def put_back(self) -> None:
+        self.state.put_back()
+        for parameter, data in self.data:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+
+
+_series: list[tuple[nn.Module, list[Before]]] = []
+
+
+@contextlib.contextmanager
+def in_series(module: nn.Module) -> Iterator[None]:
+    """Inside it, each trial of this module finds everything as the first one did, which alone looks what that is."""
+    _series.append((module, []))
+    try:
+        yield
+    finally:
+        _series.pop()
+
+
+def _before(module: nn.Module) -> Before:
+    if not _series or _series[-1][0] is not module:
+        return Before.of(module)
+    known = _series[-1][1]
+    if not known:
+        known.append(Before.of(module))
+    return known[0]
+
+
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callable[[], str], Reach]]:
     """A copy of the module, the storages that must not be written to, what was printed, and what the module's code can
@@ -242,9 +286,7 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
     pyro: Any = sys.modules.get("pyro.poutine.runtime")
     if pyro is not None and pyro.am_i_wrapped():
         raise CannotTry("it is called inside a handler of Pyro, which would take trial calls for the script's")
-    reach = Reach(module)
-    kept = [(p, p.data) for p in parameters_in(module) if not is_lazy(p) and not is_dtensor(p)]
-    state = surroundings.State(module, reach)  # a method in an attribute may be bound to the module itself
+    before = _before(module)
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # it would keep casts of the copy's weights
     log = logging.Logger.callHandlers
@@ -264,14 +306,11 @@ def alone(module: nn.Module) -> Iterator[tuple[nn.Module, dict[int, str], Callab
             unoptimized_execution(False),
         ):
             warnings.simplefilter("ignore")
-            yield copied, storages_of(shared), written.getvalue, reach
+            yield copied, storages_of(shared), written.getvalue, before.reach
     finally:
         logging.Logger.callHandlers = log  # type: ignore[method-assign]
         torch.set_autocast_cache_enabled(caching)
-        state.put_back()
-        for parameter, data in kept:
-            if parameter.data_ptr() != data.data_ptr():
-                parameter.data = data
+        before.put_back()
 
 
 def _note_line(written: io.StringIO) -> Callable[[logging.Logger, logging.LogRecord], None]:
