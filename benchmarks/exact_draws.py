@@ -8,16 +8,21 @@ dropout is that of these rows in the whole batch. Steps of both alternate, with 
 what noise alone makes of equal sides. A round is the median of a few steps. Six layers, 384 wide, 256 tokens, dropout
 0.2, bf16: the character model that most people begin with. Aim: 1.01.
 
-Figures, one H200, torch 2.11, on a host whose own speed changed by a factor of up to two from round to round:
+Figures, one H200, torch 2.11: exact ÷ plain. `small` is the model above, 7 to 11 ms a step, limited by the host's
+launches; `large` is `--width 768 --layers 12 --tokens 1024 --batch-size 32`, 33 ms. Two methods: blocks
+of steps, between which the host's speed drifted; and alternation, but with the patches set anew before each exact step,
+which adds to it. The present method, which sets them once, has not run on a GPU yet.
 
-| model | eager | compiled |
-|---|---|---|
-| as above: the host's launches limit it, 9 to 11 ms a step | 1.135 (1.064 – 1.231) | 1.103 (0.962 – 1.357) |
-| `--width 768 --layers 12 --tokens 1024 --batch-size 32`: 34 ms | 1.136 (1.032 – 1.193) | 1.014 (1.005 – 1.021) |
+| | eager | eager, attention only | compiled |
+|---|---|---|---|
+| small, blocks | 1.030 (0.926 – 1.205) | 1.060 (0.920 – 1.266) | 1.014 (0.922 – 1.089) |
+| small, alternation | 1.170 (1.123 – 1.228) | 1.144 (1.012 – 1.189) | 1.088 (1.063 – 1.161) |
+| large, blocks | | 1.017 (1.012 – 1.024) | 1.014 (1.005 – 1.021) |
+| large, alternation | | 1.020 (1.018 – 1.030) | |
 
-Rounds in which the host was calm gave 1.032 to 1.05 for the second model in eager mode: a dropout there is computed
-twice, by torch for its node in the graph, and by the kernel that places the numbers. In the first model the difference
-is about 80 µs for each of 18 draws.
+In alternation a second plain side gave 0.992 to 1.012 on the small model, and 1.001 on the large one. A draw alone, on
+the host: 20 µs (attention) and 25 µs (dropout) longer than torch's own. A dropout is computed twice, by torch for its
+node in the graph, and by the kernel that places the numbers.
 """
 
 from __future__ import annotations
