@@ -133,7 +133,7 @@ class State:
         elif isinstance(value, GENERATORS):
             if not isinstance(value, random.SystemRandom):  # has no state
                 self._generators[id(value)] = value, streams.state_of(value)
-        elif isinstance(value, (list, dict, set, deque)) and len(value) <= side_effects.MOST:
+        elif isinstance(value, (list, dict, set, deque)) and _length(value) <= side_effects.MOST:
             self._contents.setdefault(id(value), (value, _content(value)))
         if is_object(value):
             holder = holder_of(value)
@@ -183,6 +183,12 @@ class State:
         for spot, kept in self._spots:
             if get(spot.holder, spot.name) is not (value := value_of(kept)):
                 put(spot.holder, spot.name, value)
+
+
+def _length(container: Any) -> int:
+    """Of a dictionary, whatever its class: that of a divided optimizer's state asks the other workers, of which some
+    may have no trial to make."""
+    return dict.__len__(container) if isinstance(container, dict) else len(container)
 
 
 class _Graph:
@@ -268,7 +274,7 @@ def look(module: nn.Module, reach: Reach) -> Look:
             is_small = value.nbytes <= LARGE and value.dtype != object
             found.values[where] = value.tobytes() if is_small else value.shape
         elif isinstance(value, (list, tuple, dict, set, deque)):
-            found.values[(*where, "len")] = len(value)
+            found.values[(*where, "len")] = _length(value)
         elif isinstance(value, GENERATORS) and not isinstance(value, (torch.Generator, random.SystemRandom)):
             found.generators.append(value)
     return found
