@@ -8,21 +8,17 @@ dropout is that of these rows in the whole batch. Steps of both alternate, with 
 what noise alone makes of equal sides. A round is the median of a few steps. Six layers, 384 wide, 256 tokens, dropout
 0.2, bf16: the character model that most people begin with. Aim: 1.01.
 
-Figures, one H200, torch 2.11: exact ÷ plain. `small` is the model above, 7 to 11 ms a step, limited by the host's
-launches; `large` is `--width 768 --layers 12 --tokens 1024 --batch-size 32`, 33 ms. Two methods: blocks
-of steps, between which the host's speed drifted; and alternation, but with the patches set anew before each exact step,
-which adds to it. The present method, which sets them once, has not run on a GPU yet.
+Figures, one H200, torch 2.11: exact ÷ plain. `small` is the model above, 10 to 11 ms a step, limited by the host's
+launches; `large` is `--width 768 --layers 12 --tokens 1024 --batch-size 32`, 28 to 34 ms.
 
-| | eager | eager, attention only | compiled |
-|---|---|---|---|
-| small, blocks | 1.030 (0.926 – 1.205) | 1.060 (0.920 – 1.266) | 1.014 (0.922 – 1.089) |
-| small, alternation | 1.170 (1.123 – 1.228) | 1.144 (1.012 – 1.189) | 1.088 (1.063 – 1.161) |
-| large, blocks | | 1.017 (1.012 – 1.024) | 1.014 (1.005 – 1.021) |
-| large, alternation | | 1.020 (1.018 – 1.030) | |
+| | eager, attention only | eager | compiled, attention only | compiled |
+|---|---|---|---|---|
+| small | 1.040 (1.011 – 1.089) | 1.142 (1.067 – 1.220) | 1.015 (0.963 – 1.055) | 1.023 (0.992 – 1.037) |
+| large | 1.012 (1.002 – 1.045) | 1.040 (1.035 – 1.135) | 1.002 (1.000 – 1.004) | 1.006 (1.000 – 1.010) |
 
-In alternation a second plain side gave 0.992 to 1.012 on the small model, and 1.001 on the large one. A draw alone, on
-the host: 20 µs (attention) and 25 µs (dropout) longer than torch's own. A dropout is computed twice, by torch for its
-node in the graph, and by the kernel that places the numbers.
+The second plain side gave 0.995 to 1.005. A draw alone, on the host: 20 µs (attention) and 25 µs (dropout) longer than
+torch's own. A dropout in eager mode is computed twice, by torch for its node in the graph, and by the kernel that
+places the numbers.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ class Block(nn.Module):
         batch, tokens, width = x.shape
         q, k, v = (t.view(batch, tokens, self.heads, -1).transpose(1, 2) for t in self.qkv(self.ln1(x)).split(width, 2))
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=P, is_causal=True)
-        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, tokens, width)), P)
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(batch, tokens, width)), self.p)
         return x + self.mlp(self.ln2(x))
 
 

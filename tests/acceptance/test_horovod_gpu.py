@@ -14,8 +14,8 @@ import os
 from paceline.settings import of_this_process
 os.environ["NCCL_HOSTID"] = str(of_this_process().rank)
 from paceline.wire.link import within
-from paceline.horovod.engine import process_sets
-process_sets.ProcessSets._make_gpu_exchange = lambda self, number, host: process_sets.over_nccl(
+from paceline.horovod.engine import exchange
+exchange.ProcessSets._make_gpu_exchange = lambda self, number, host: exchange.over_nccl(
     within(self._store, f"set{number}"), host.rank, self.ranks[number]
 )
 """
