@@ -428,6 +428,10 @@ class Counting(nn.Module):
         return self.second(first)
 
 
+class Named(torch.Tensor):
+    pass
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -435,11 +439,12 @@ class Counting(nn.Module):
         ("looking", "cannot be called on meta tensors"),
         ("hooked", "has a hook on 3"),
         ("counting", "its forward leaves a value in size"),
+        ("of a class", "its output is a Named, and stages send plain tensors only"),
     ],
 )
 def test_a_model_that_stages_would_compute_differently_is_refused(model: str, reason: str) -> None:
-    given = ((torch.randn(4, 6),), {})
-    built = {"one layer": nn.Linear(6, 6), "looking": Looking(), "hooked": mlp(), "counting": Counting()}[model]
+    given = ((torch.randn(4, 6).as_subclass(Named if model == "of a class" else torch.Tensor),), {})
+    built = {"one layer": nn.Linear(6, 6), "looking": Looking(), "counting": Counting()}.get(model, mlp())
     if model == "hooked":
         built[3].register_forward_hook(lambda *_: None)  # type: ignore[index]
     with pytest.raises(ScriptError, match=reason):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import checkpoint as recomputed
 
 from paceline.comm.group import Group
-from paceline.errors import PartedError
+from paceline.errors import PartedError, ScriptError
 from paceline.spread.stage_tensor import StageTensor
 
 WIDTH = 48
@@ -269,3 +269,23 @@ def differ(group: Group, how: str) -> str:
 def test_workers_that_put_different_numbers_into_a_stage_are_found(pool: Any, how: str) -> None:
     for said in pool(2, how).run(differ, how):
         assert "Worker 1 writes other values into sharded weights" in said
+
+
+def quantises() -> str:
+    model = deep(2)
+    model(torch.randn(6, WIDTH, dtype=torch.float64))
+    try:
+        torch.quantize_per_tensor(next(model.parameters()).float(), 0.1, 0, torch.qint8)
+    except ScriptError as error:
+        return error.message
+    return ""
+
+
+def test_what_other_stages_cannot_know_beforehand_is_refused(pool: Any) -> None:
+    """Torch believes on the meta device that quantising gives a plain tensor."""
+    told = pool(2).run(in_stages, {"stages": 2}, quantises)
+    assert told == [
+        "quantize_per_tensor of a stage's parameter returns a tensor of a kind that the other stages cannot "
+        "know beforehand.",
+        "",
+    ]

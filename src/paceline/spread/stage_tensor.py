@@ -216,6 +216,8 @@ class Team:
             return None if isinstance(args[0], (list, tuple)) else targets[0] if len(targets) == 1 else tuple(targets)
         device = kwargs.get("device") or first.device
         values = iter(tree.leaves(computed) if mine else [])
+        if mine:
+            _refuse_others(func, tree.leaves(computed), tree.leaves(shapes))
         # Numbers (a norm, a penalty) are sent: what the script computes from them, all workers compute. But an element
         # of a parameter stays a part of its memory, which the script may change.
         is_number = not is_view(func) and not any(like.dim() for like in tree.leaves(shapes))
@@ -272,6 +274,16 @@ class Team:
             made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             wholes[id(tensor)] = made.copy_(value)
         return wholes
+
+
+def _refuse_others(func: Any, computed: Sequence[Any], promised: Sequence[torch.Tensor]) -> None:
+    """Raises if the stage has computed something else than the other workers believe (a quantised tensor)."""
+    if any((one.shape, one.dtype) != (like.shape, like.dtype) for one, like in zip(computed, promised, strict=True)):
+        raise ScriptError(
+            f"{func.overloadpacket.__name__} of a stage's parameter returns a tensor of a kind that the other stages "
+            "cannot know beforehand.",
+            advice="Choose another strategy: --strategy mirrored",
+        )
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

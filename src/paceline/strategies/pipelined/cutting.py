@@ -244,6 +244,9 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
                 whole = plain(module, *own[0], **own[1])
             if versions != [leaf._version for leaf in tree.leaves(own) if isinstance(leaf, torch.Tensor)]:
                 raise CannotCut("its forward changes its arguments")
+            for leaf in tree.leaves(whole):
+                if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, nn.Parameter):
+                    raise CannotCut(f"its output is a {type(leaf).__name__}, and stages send plain tensors only")
             end = time.perf_counter() - start
             if best is None or end < best[0]:
                 best = end, calls
