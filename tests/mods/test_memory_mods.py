@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 class Block(nn.Module):
     """With all that a second computation could get wrong: dropout, Python's random numbers, statistics, counters."""
 
-    def __init__(self, width: int, dropout: float, norm: bool, stateful: bool) -> None:
+    def __init__(self, width: int, dropout: float, norm: bool, stateful: bool | str) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.dropout, self.norm = nn.Dropout(dropout), nn.BatchNorm1d(width) if norm else nn.LayerNorm(width)
@@ -48,7 +48,8 @@ class Block(nn.Module):
         if self.stateful:
             self.counted += 1
             self.seen += 1
-            y = y * (1 + 0.1 * random.random() + 0.01 * self.counted.clone() + 0.02 * self.seen)
+            drawn = 0.5 if self.stateful == "counting" else random.random()
+            y = y * (1 + 0.1 * drawn + 0.01 * self.counted.clone() + 0.02 * self.seen)
         return x + self.dropout(y)
 
 
@@ -56,7 +57,7 @@ class Net(nn.Module):
     """Some blocks; gives scores, or with labels the loss beside them."""
 
     def __init__(
-        self, dropout: float = 0.0, norm: bool = False, stateful: bool = False, width: int = 6, depth: int = 4
+        self, dropout: float = 0.0, norm: bool = False, stateful: bool | str = False, width: int = 6, depth: int = 4
     ) -> None:
         super().__init__()
         self.into = nn.Linear(4, width)
@@ -125,20 +126,26 @@ def test_checkpointing_on_two_workers(pool: Any, how: dict[str, Any]) -> None:
         agree(found, wanted)
 
 
+WITH_STATE: list[dict[str, Any]] = [{}, {"dropout": 0.3}, {"dropout": 0.3, "stateful": "counting"}]
+
+
+@pytest.mark.crossed("how")
 @pytest.mark.parametrize("own_loss", [False, True])
-@pytest.mark.parametrize("parts", [2, 3, 40])
-def test_accumulating_gives_the_numbers_of_the_whole_batch(own_loss: bool, parts: int) -> None:
-    plainly = trained(lone_group(), [], {}, own_loss)
-    agree(trained(lone_group(), [f"accumulate={parts}"], {}, own_loss), plainly)
+@pytest.mark.parametrize("mods", [["accumulate=2"], ["accumulate=3"], ["checkpointing", "accumulate=40"]], ids=str)
+@pytest.mark.parametrize("how", WITH_STATE, ids=str)
+def test_accumulating_gives_the_numbers_of_the_whole_batch(own_loss: bool, mods: list[str], how: Any) -> None:
+    """With the dropout of the whole batch, and the counters of one call."""
+    agree(trained(lone_group(), mods, how, own_loss), trained(lone_group(), [], how, own_loss))
 
 
 @pytest.mark.crossed("own_loss")
 @pytest.mark.parametrize("mods", [["accumulate=3"], ["accumulate=9"], ["accumulate=2", "checkpointing"]], ids=str)
 @pytest.mark.parametrize("own_loss", [False, True])
-def test_accumulating_on_two_workers(pool: Any, mods: list[str], own_loss: bool) -> None:
-    plainly = trained(lone_group(), [], {}, own_loss)
-    for found in pool(2).run(trained, mods, {}, own_loss):
-        agree((found[0], {k: v for k, v in found[1].items() if k != "drawn"}), (plainly[0], {}))
+@pytest.mark.parametrize("how", WITH_STATE, ids=str)
+def test_accumulating_on_two_workers(pool: Any, mods: list[str], own_loss: bool, how: Any) -> None:
+    plainly = trained(lone_group(), [], how, own_loss)
+    for found in pool(2).run(trained, mods, how, own_loss):
+        agree(found, plainly)
 
 
 def test_accumulating_with_a_batch_norm_that_sees_all_workers(pool: Any) -> None:
@@ -173,13 +180,11 @@ def by_hand(parts: int, how: dict[str, Any]) -> Any:
     return losses, left
 
 
-@pytest.mark.crossed("mods")
-@pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize(
     "mods", [["accumulate=3"], ["accumulate=3", "checkpointing"], ["checkpointing", "accumulate=3"]]
 )
-def test_accumulating_is_the_loop_that_people_write(how: dict[str, Any], mods: list[str]) -> None:
-    agree(trained(lone_group(), mods, how), by_hand(3, how))
+def test_batch_norm_sees_a_micro_batch_as_in_the_loop_that_people_write(mods: list[str]) -> None:
+    agree(trained(lone_group(), mods, {"norm": True}), by_hand(3, {"norm": True}))
 
 
 class Alive(TorchDispatchMode):

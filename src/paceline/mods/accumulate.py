@@ -3,8 +3,8 @@
 Changes: memory against time: only one micro-batch's activations are in memory at a time, and each is computed twice.
 Applies to training calls whose outputs have a row for each sample, or are means or sums over samples, which is proven
 operation by operation; other calls are refused.
-Can break: batch norm, which sees one micro-batch (and updates its running statistics for each); dropout draws other
-random numbers than on the whole batch. The smaller the micro-batches, the lower the throughput.
+Dropout of a micro-batch is that of its rows in the whole batch. Can break: batch norm, which sees one micro-batch (and
+updates its running statistics for each). The smaller the micro-batches, the lower the throughput.
 
 By hand:
 
@@ -25,8 +25,9 @@ from torch import nn
 
 from paceline.errors import ScriptError
 from paceline.mods.checkpointing import Recomputed
-from paceline.script import tree
-from paceline.script.draws.rows import Draws
+from paceline.script import rng, tree
+from paceline.script.draws import compiled, table
+from paceline.script.draws.rows import AstrayError
 from paceline.script.patches import all_of
 from paceline.script.proof import value_checks
 from paceline.script.proof.arguments import versions_of
@@ -37,11 +38,12 @@ from paceline.script.proof.proof import Part, Proof
 from paceline.script.proof.reasons import unbatched
 from paceline.script.proof.recorder import CannotTry
 from paceline.script.proof.ways import batch_of, ways_to_cut
+from paceline.script.rows.crossings import Split
 from paceline.script.seams import batch_norm
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.parts import joined, sizes_of, weights_of
-from paceline.torch_private import BatchNorm, uncompiled
+from paceline.script.slicing.parts import joined, sizes_of, weights_of, within
+from paceline.torch_private import BatchNorm, is_compiled, uncompiled
 
 
 class Mod:
@@ -53,7 +55,9 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         self.stage, self._plans = stage, Plans(MicroBatches(stage, self.parts).prove)
-        stage.views.own_draws = True  # a micro-batch is no slice of the batch: its draws have no place in one process's
+        if stage.group.world == 1:
+            stage.views.draws.may_be_split = lambda: True
+            stage.undo.append(table.find(stage.views.draws))
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
@@ -74,7 +78,7 @@ class Mod:
                 return plain(module, *args, **kwargs)
             try:
                 return self._compute(plain, module, given, leaves, plan, parts)
-            except CannotTry as why:
+            except (CannotTry, AstrayError) as why:
                 raise refusal(module, self.parts, str(why)) from None
 
         return call
@@ -89,17 +93,43 @@ class Mod:
         parts: int,
     ) -> Any:
         sizes, versions = sizes_of(plan.batch(leaves), parts), versions_of(leaves, plan.cuts)
-        compute = self._recomputed.setdefault(module, Recomputed())
+        compute, slices = self._recomputed.setdefault(module, Recomputed()), self.stage.views.split
+        plan.compiled = plan.compiled or is_compiled(module)
+        streams, put_back = rng.snapshot(), compute.before(module)
         with self.stage.views.averages.inside() as averages:
-            before = averages.count
-            outputs = [
-                compute(module, plain, (module, *args), kwargs) for args, kwargs in cut(given, leaves, plan.cuts, sizes)
-            ]
+            before, outputs = averages.count, []
+            for number, (args, kwargs) in enumerate(cut(given, leaves, plan.cuts, sizes)):
+                if number:  # each begins where the call of the whole batch would
+                    put_back()
+                run = plain
+                if not self.stage.views.draws_own:
+                    whole, rank = ((sum(sizes),), 0) if slices is None else (slices.sizes, slices.group.rank)
+                    run = self._placed(plain, plan, within(whole, rank, parts, number))
+                    rng.restore(streams)
+                outputs.append(compute(module, run, (module, *args), kwargs))
             if plan.all_count and not averages.all_count():
                 raise CannotTry("it adds another term to a mean over targets of which some are ignored or weighted")
             if versions != versions_of(leaves, plan.cuts):
                 raise CannotTry("it changes an argument in place, from which backward computes again")
+            for what in self.stage.views.draws.told:
+                self.stage.views.warn(f"accumulate: {what} has numbers of its own in each micro-batch.")
             return join(outputs, plan, sizes, averages, before)
+
+    def _placed(self, plain: Callable[..., Any], plan: SlicePlan, split: Split) -> Callable[..., Any]:
+        """The call of a micro-batch, which draws the numbers of its rows: now, and when it is computed again."""
+        draws, rest = self.stage.views.draws, self.stage.views.split
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if plan.compiled:
+                compiled.tell_devices(split.start, split.batch)
+            try:
+                with draws.in_call(split, plan.draws, by_shape=plan.compiled):
+                    return plain(*args, **kwargs)
+            finally:
+                if plan.compiled:
+                    compiled.tell_devices(*((0, 0) if rest is None else (rest.start, rest.batch)))
+
+        return call
 
     def _slices(self) -> list[int]:
         """The number of rows of each worker, including borrowed rows. All workers must make the same number of
@@ -109,8 +139,7 @@ class Mod:
 
 
 # -- micro-batches ----------------------------------------------------------------------------------------------------
-# The proof is that of sliced calls (`script.proof`), in one process. Each micro-batch draws its own random numbers, and
-# batch norm sees one micro-batch: the mod says so.
+# The proof is that of sliced calls (`script.proof`), in one process. Batch norm sees one micro-batch: the mod says so.
 
 
 class MicroBatches:
@@ -118,7 +147,7 @@ class MicroBatches:
 
     def __init__(self, stage: Stage, parts: int) -> None:
         self._stage, self._parts = stage, parts
-        self._prove = Proof(Part(0, 1), stage.run.batch_dim, Draws(own=True), parts)
+        self._prove = Proof(Part(0, 1), stage.run.batch_dim, stage.views.draws, parts)
 
     def prove(self, module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
         """The plan for calls like this one; None if it has no batch. ScriptError if the model cannot be computed in

@@ -130,6 +130,23 @@ class Recomputed:
             del before[at]
         return output
 
+    def before(self, module: nn.Module) -> Callable[[], None]:
+        """A function that puts back what a call changes in the module, except the statistics of norms, which see one
+        part of a batch after the other."""
+        modules = list(module.modules())
+        attributes, copies = [dict(module.__dict__) for module in modules], self._buffers(modules)
+        own = {at: modules[at[0]]._buffers[at[1]] for at in copies}
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for module, was in zip(modules, attributes, strict=True):
+                _put(module.__dict__, was)
+            for (place, name), buffer in own.items():
+                if buffer is not None and not isinstance(modules[place], BatchOrInstanceNorm):
+                    modules[place]._buffers[name] = buffer.copy_(copies[place, name])
+
+        return put_back
+
     def _buffers(self, modules: list[nn.Module]) -> Buffers:
         """Copies of the buffers that a call may change."""
         return {

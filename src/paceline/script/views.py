@@ -77,6 +77,11 @@ class Views:
         self.on_slices: Callable[[nn.Module, Any], None] = lambda module, given: None
 
     @property
+    def draws_own(self) -> bool:
+        """Whether a call draws numbers of this worker, not those that its rows have in one process."""
+        return self.own_draws or self.batch_is_cut
+
+    @property
     def batch_is_cut(self) -> bool:
         """Whether the script's current batch is this worker's slice."""
         return self._held.split is not None

@@ -28,19 +28,20 @@ from paceline.comm.coalesced import from_owners
 from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.proof.reasons import name_of
+from paceline.script.proof.recorder import CannotTry
 from paceline.script.rows.crossings import Split
 from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.lazy_parameters import initialise_lazy
-from paceline.script.slicing.parts import sizes_of
+from paceline.script.slicing.parts import sizes_of, within
 from paceline.strategies.base import A, B, C, D
 from paceline.strategies.owned_state import parameters_of
 from paceline.strategies.pipelined import orders, streams
 from paceline.strategies.pipelined.at_seams import AtSeams
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks
 from paceline.strategies.pipelined.holding import Holding
-from paceline.strategies.pipelined.micro_batches import FEW, Kind, MicroBatches, rows_of, within
+from paceline.strategies.pipelined.micro_batches import FEW, Kind, MicroBatches, rows_of
 from paceline.strategies.pipelined.schedule import Call, Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
 from paceline.strategies.pipelined.stage_parts import StageParts
@@ -211,7 +212,7 @@ class Pipeline(StageParts):
             output = self._call(plain, module, model, given)
             refuse_hooks(module)  # that the call itself has set
             return output
-        except CannotCut as why:
+        except (CannotCut, CannotTry) as why:
             raise refusal(module, self.stages * self.parts, str(why)) from None
         finally:
             self._now = None

@@ -93,11 +93,10 @@ class AstrayError(Exception):
 
 
 class Draws:
-    """The draws of one worker. `on` is true inside a sliced call and in a trial. `own`: each part of a batch draws
-    numbers of its own, as in a loop over micro-batches, so a proof need not split them."""
+    """The draws of one worker. `on` is true inside a sliced call and in a trial."""
 
-    def __init__(self, *, own: bool = False) -> None:
-        self.on, self.own = False, own
+    def __init__(self) -> None:
+        self.on = False
         self.told: set[str] = set()  # draws that could not be split
         self.numpy_draws = 0  # made so far
         self.met = 0  # draws of compiled code that were placed

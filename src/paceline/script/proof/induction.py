@@ -35,11 +35,10 @@ _tried: dict[Any, list[Kind]] = {}  # by operation, kinds, shapes and numbers: f
 
 
 class Induction:
-    """Follows three traces. `kind` holds what was found, by the number of a tensor in A. `own_draws`: see
-    `Draws.own`."""
+    """Follows three traces. `kind` holds what was found, by the number of a tensor in A."""
 
-    def __init__(self, parts: Parts, *, draws_in_numpy: bool = False, own_draws: bool = False) -> None:
-        self.parts, self.kind, self._own_draws = parts, dict[int, Kind](), own_draws
+    def __init__(self, parts: Parts, *, draws_in_numpy: bool = False) -> None:
+        self.parts, self.kind = parts, dict[int, Kind]()
         self._given_measures = len(parts.sizes)  # of those that a call chooses no worker knows the others' rows
         self._draws_in_numpy = draws_in_numpy  # so that Python may make tensors of random rows
         self.adds_to_average = False  # another operation works on a cross-entropy's mean
@@ -232,13 +231,12 @@ class Induction:
         return self.parts.along(*(note.shape for note in column)) or MIXED
 
     def _drawn(self, op: Op, given: Sequence[Kind], by_shape: list[Kind]) -> list[Kind]:
-        """Of random numbers: a draw that `draws` makes, or that need not be split, has the rows that its shape says.
-        Any other one has none."""
+        """Of random numbers: a draw that `draws` makes has the rows that its shape says. Any other one has none."""
         if op.name == "native_dropout" and op.args[2] is False:
             return [given[0], SAME]
         if any(kind.varies or kind.outer > 1 for kind in given):
             return [MIXED] * len(by_shape)
-        placed = (op.placed or self._own_draws) and all(kind.of < self._given_measures for kind in by_shape)
+        placed = op.placed and all(kind.of < self._given_measures for kind in by_shape)
         if op.name == "multinomial" and not given[0].is_rows:  # placed by the rows of its weights
             placed = False
         if not placed and (any(kind.is_rows for kind in given) or any(kind != SAME for kind in by_shape)):

@@ -218,7 +218,7 @@ class Proof:
         pieces = _Pieces(plain, module, some, way, (whole, first, batch), self._draws, lent, reads)
         while True:
             traces = [pieces.trace(part) for part in range(3)]
-            judge = _Judge(pieces, traces, cuts, module, own_draws=self._draws.own)
+            judge = _Judge(pieces, traces, cuts, module)
             if not traces[0].ends_at_read:
                 break
             reads.decide(judge.how_it_reads(), lambda: self._read_on_all_rows(plain, module, given))
@@ -421,12 +421,10 @@ class _Pieces:
 class _Judge:
     """Makes a plan of three traces. CannotTry says why there is none."""
 
-    def __init__(
-        self, pieces: _Pieces, traces: Sequence[Traced], cuts: dict[int, int], module: nn.Module, *, own_draws: bool
-    ) -> None:
+    def __init__(self, pieces: _Pieces, traces: Sequence[Traced], cuts: dict[int, int], module: nn.Module) -> None:
         self._parts, self._traces, self._cuts, self._module = pieces.parts, traces, cuts, module
         in_numpy = traces[0].draws_in_numpy
-        self._found = Induction(pieces.parts, draws_in_numpy=in_numpy, own_draws=own_draws)
+        self._found = Induction(pieces.parts, draws_in_numpy=in_numpy)
         self._pieces = pieces
 
     def how_it_reads(self) -> str:

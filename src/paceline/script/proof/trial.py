@@ -151,7 +151,7 @@ def run(
         if [name for name, _ in named_parameters_in(copied, remove_duplicate=False)] != list(named):
             raise CannotTry("it makes parameters")
         drew = (seen.digest(), _numpy_position()) != before and draws.numpy_draws == numpy_draws
-        if not draws.own and (drew or rng.python_digest() != python):
+        if drew or rng.python_digest() != python:
             raise CannotTry("it draws random numbers one by one (Python's random, numpy's generators)")
         traced.forward, recorder.ops = recorder.ops, []
         if like is not None:

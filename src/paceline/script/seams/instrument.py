@@ -70,7 +70,7 @@ def find(stage: Stage) -> Callable[[], None]:
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]
 
-    return all_of([set_call_known_to_dynamo, *undo])
+    return all_of([set_call_known_to_dynamo, *undo, lambda: all_of(stage.undo)()])
 
 
 def _between_workers(stage: Stage) -> list[Callable[[], None]]:

@@ -118,6 +118,7 @@ class Stage:
         self._around: dict[str, list[Callable[..., Any]]] = {seam: [] for seam in AROUND}
         # Per seam and plain call, that call inside all its wrappers.
         self._wrapped: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
+        self.undo: list[Callable[[], None]] = []  # of patches that a mod needs as long as the seams are in place
         self.subscribe(self.views)
         membership.follow(self)
         self._splits = SplitCount(self)

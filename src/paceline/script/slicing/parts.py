@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from paceline.script.proof.plan import Role, SlicePlan
 from paceline.script.proof.recorder import CannotTry
+from paceline.script.rows.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 
 
@@ -16,6 +18,25 @@ def sizes_of(batch: int, parts: int) -> list[int]:
     """Sizes of the parts, which differ by one at most. None is empty, unless the batch is."""
     n = max(1, min(batch, parts))
     return [batch * (i + 1) // n - batch * i // n for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A micro-batch in the place of a worker: `Split` asks only for its number and for how many there are."""
+
+    rank: int
+    world: int
+
+    def gather_rows(self, *_: Any) -> Any:
+        raise CannotTry("it draws random numbers whose count depends on all rows")
+
+
+def within(slices: Sequence[int], rank: int, chunks: int, turn: int) -> Split:
+    """A micro-batch of a worker's slice, as a part of the whole batch: whose rows' random numbers it draws."""
+    each = [sizes_of(size, chunks) for size in slices]
+    flat = tuple(size for sizes in each for size in sizes)
+    at = Turn(sum(map(len, each[:rank])) + turn, len(flat))
+    return Split(at, flat)  # type: ignore[arg-type]
 
 
 def weights_of(

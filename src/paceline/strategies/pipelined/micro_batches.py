@@ -22,10 +22,7 @@ from paceline.script.proof.plan import Role, SlicePlan
 from paceline.script.proof.plans import Plans
 from paceline.script.proof.proof import Proof
 from paceline.script.proof.reasons import name_of
-from paceline.script.rows.crossings import Split
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.parts import sizes_of
-from paceline.strategies.pipelined.schedule import Turn
 from paceline.strategies.pipelined.train_step import Asked
 from paceline.strategies.pipelined.way_back import StagedModel
 from paceline.torch_private import BatchNorm
@@ -155,11 +152,3 @@ def rows_of(leaves: list[Any], dim: int) -> tuple[int, list[int]]:
     shapes = {n: leaf.shape for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() > dim}
     batch = next((shape[dim] for shape in shapes.values()), 0)
     return batch, [number for number, shape in shapes.items() if shape[dim] == batch]
-
-
-def within(slices: Sequence[int], rank: int, chunks: int, turn: int) -> Split:
-    """A micro-batch of a worker's slice, as a part of the whole batch: whose rows' random numbers it draws."""
-    each = [sizes_of(size, chunks) for size in slices]
-    flat = tuple(size for sizes in each for size in sizes)
-    at = Turn(sum(map(len, each[:rank])) + turn, len(flat))
-    return Split(at, flat)  # type: ignore[arg-type]

@@ -30,22 +30,11 @@ from paceline.spread.stage_tensor import Team
 from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
 from paceline.strategies.pipelined.failure import Failure
-from paceline.strategies.pipelined.segment import CannotCut, Parcel
+from paceline.strategies.pipelined.segment import Parcel
 
 Drawing = Callable[[Split, int], AbstractContextManager[Any]]  # the int: random draws made by earlier stages
 OUTPUT = "the output of the last stage"
 ACTIVATIONS, GRADIENTS = "the activations of the previous stage", "the gradients of the next stage"
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A micro-batch in the place of a worker: `Split` asks only for its number and for how many there are."""
-
-    rank: int
-    world: int
-
-    def gather_rows(self, *_: Any) -> Any:
-        raise CannotCut("it draws random numbers whose count depends on all rows")
 
 
 @dataclass(slots=True)
@@ -222,7 +211,7 @@ class Schedule:
             leaves, call.cuts if len(call.sizes) > 1 else (), call.dim, start, size, call.learning
         )
         args, kwargs = tree.rebuild(call.given, iter(mine))
-        split = Split(Turn(turn, len(call.sizes)), tuple(call.sizes))  # type: ignore[arg-type]
+        split = Split(parts.Turn(turn, len(call.sizes)), tuple(call.sizes))  # type: ignore[arg-type]
         at: Any = None
         with ExitStack() as stack:
 
