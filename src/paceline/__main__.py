@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.cli.session import Session
     from paceline.errors import PacelineError
 
-STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo")
+STARTS_WORKERS = ("run", "scale", "sweep", "fit", "tune", "profile", "bandwidth", "demo")
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:

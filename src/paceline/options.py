@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.units import parse_size
+from paceline.units import parse_size, typed_size
 
 # The groups in which help shows options.
 HOW = "Run options"
@@ -89,7 +89,7 @@ def repeated(kind: type, values: Mapping[str, Any], verb: str) -> list[str]:
         value = values.get(each.name, each.default)
         if about.repeated and verb in (about.verbs or (verb,)) and value not in (each.default, None, []):
             for one in value if isinstance(value, list | tuple) else [value]:
-                typed += [names_of(each)[-1], str(one)]
+                typed += [names_of(each)[-1], typed_size(one) if about.reads is read_size else str(one)]
     return typed
 
 

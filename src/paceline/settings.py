@@ -210,9 +210,11 @@ class RunSettings:
         0,
         "Memory limit per worker: 2GB, 512MB. GPU memory, or host memory without a GPU.",
         "SIZE",
+        names="--gpu --memory-limit",
         usual="all available memory",
         reads=read_size,
-        verbs=("sweep",),
+        verbs=("run", "sweep", "fit"),
+        repeated=True,
     )
     # What verbs ask for, each in its own words.
     spread: int = 0  # hosts that share the workers equally; 0: each host is filled before the next
@@ -223,6 +225,7 @@ class RunSettings:
     staged: bool = True  # False: a measuring program, not a training script; it runs without a stage
     timeline: bool = False  # write a timeline of phases and buckets to the record
     facts: bool = False  # write how the script is set up (`record.facts`)
+    account: bool = False  # write what holds the memory of the first steps (`record.account`)
     profile: ProfileSettings | None = None  # trace a few steps
     sharpness: SharpnessSettings | None = None  # measure the sharpness of the final weights
 

@@ -34,6 +34,12 @@ def size(count: float) -> str:
     return f"{rate(count)} B"
 
 
+def typed_size(count: int) -> str:
+    """A size as a person types it: `24GB`, `300MB`, or bytes."""
+    letter, scale = next(((k, v) for k, v in reversed(_SIZES.items()) if count % v == 0), ("", 1))
+    return f"{count // scale}{letter}B" if letter else str(count)
+
+
 def percent(ratio: float, *, digits: int = 1) -> str:
     """A ratio as a percentage: 0.123 is `12.3 %`."""
     return f"{ratio * 100:.{digits}f} %"

@@ -180,6 +180,42 @@ def by_hand(parts: int, how: dict[str, Any]) -> Any:
     return losses, left
 
 
+class Attending(nn.Module):
+    """With dropout in attention and outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(16, 3 * 64), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(2, (2, 32)).transpose(1, 2) for t in self.into(x).split(64, 2))
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True).transpose(1, 2).flatten(2)
+        return self.out(F.dropout(y, 0.2)).mean(1)
+
+
+def attended(mods: list[str], device: str) -> list[float]:
+    with staged(lone_group(), mods=tuple(mods)) as stage:
+        for asked in catalog.parse(mods):
+            catalog.load(asked).on_stage(stage)
+        torch.manual_seed(3)
+        model = Attending().to(device)
+        x, y = torch.randn(12, 128, 16, device=device), torch.randint(3, (12,), device=device)
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+        for _ in range(5):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return [*losses, torch.rand((), device=device).item()]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.slow])])
+@pytest.mark.parametrize("parts", [3, 5])
+def test_attention_in_micro_batches_has_the_dropout_of_the_whole_batch(device: str, parts: int) -> None:
+    assert attended([f"accumulate={parts}"], device) == pytest.approx(attended([], device), rel=2e-5)
+
+
 @pytest.mark.parametrize(
     "mods", [["accumulate=3"], ["accumulate=3", "checkpointing"], ["checkpointing", "accumulate=3"]]
 )

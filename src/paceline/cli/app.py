@@ -42,6 +42,7 @@ VERBS = {
     "scale": "Measures throughput, speed-up and efficiency by number of workers, and checks that the numbers stay the "
     "same.",
     "sweep": "Measures throughput by batch size, up to the largest batch that fits, and finds the knee of the curve.",
+    "fit": "Finds changes with which a script fits into memory, the numbers kept, and shows what holds the memory.",
     "tune": "Finds the mods that make a script faster, measures the gain of each, and checks the losses.",
     "converge": "Compares the accuracy of large-batch techniques side by side. Emulates N workers on this machine.",
     "plan": "Predicts steps, efficiency and price on a cluster that is not there, from a record of this machine.",

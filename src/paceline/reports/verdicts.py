@@ -10,9 +10,10 @@ import msgspec
 
 from paceline.charts.chart import Chart
 from paceline.plan.plan import Plan
-from paceline.reports import bandwidth, converge, plan, scale, sweep
+from paceline.reports import bandwidth, converge, fit, plan, scale, sweep
 from paceline.trials.bandwidth.verdict import Verdict as BandwidthVerdict
 from paceline.trials.converge.series import Verdict as ConvergeVerdict
+from paceline.trials.fit.search import Verdict as FitVerdict
 from paceline.trials.scale.series import Verdict as ScaleVerdict
 from paceline.trials.sweep.search import Verdict as SweepVerdict
 from paceline.trials.tune.verdict import Verdict as TuneVerdict
@@ -35,6 +36,7 @@ class OfVerb:
 VERBS = {
     "scale": OfVerb("Scaling", ScaleVerdict, scale.headline, scale.charts),
     "sweep": OfVerb("Batch sizes", SweepVerdict, sweep.headline, sweep.charts),
+    "fit": OfVerb("Memory", FitVerdict, fit.headline, fit.charts),
     "tune": OfVerb("Tuning", TuneVerdict, lambda verdict: str(verdict.conclusion.short)),
     "converge": OfVerb("Large batches", ConvergeVerdict, converge.headline, converge.accuracy),
     "bandwidth": OfVerb("Communication", BandwidthVerdict, bandwidth.headline),

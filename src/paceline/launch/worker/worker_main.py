@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -87,6 +89,11 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
         from paceline.profile.facts import Gathering
 
         gathering = Gathering(stage, recorder, folder)
+    keeper = None
+    if run.account:
+        from paceline.profile.account import Keeper
+
+        keeper = Keeper(stage, folder)
     solution = None
     if run.sharpness is not None:
         from paceline.converge.sharpness.solution import SolutionMeter
@@ -114,7 +121,8 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
         own_gpu.show()
         pulse.view = stage.views.name
     try:
-        play(run)
+        with keeper or nullcontext():
+            play(run)
     except EnoughSteps:
         recorder.on_end()
         in_force.on_end()
@@ -138,6 +146,8 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
             capture.close()
         if gathering is not None:
             gathering.write()
+        if keeper is not None:
+            keeper.close(sys.exc_info()[1])
         if meter is not None:
             meter.close()
         if group.timeline is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import RecordError
-from paceline.reports import bandwidth, converge, plan, scale, sweep, tune
+from paceline.reports import bandwidth, converge, fit, plan, scale, sweep, tune
 from paceline.reports.converge import Curve
 from paceline.reports.report import Command, Report, Sentence
 from paceline.reports.verdicts import VERBS
@@ -90,6 +90,8 @@ def report_of(verdict: Any, record: Opened) -> Report:
             return bandwidth.report(verdict)
         case "plan":
             return plan.report(verdict)
+        case "fit":
+            return fit.report(verdict)
     patch, by_hand, troubles = _rewritten(record)
     path = record.folder.file("tuned.patch")
     return tune.report(verdict, run=record.run, patch=patch, path=str(path), by_hand=by_hand, troubles=troubles)

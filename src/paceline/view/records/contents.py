@@ -13,7 +13,7 @@ from paceline.view.records.reading import FROM_ELSEWHERE
 from paceline.view.records.record import Opened
 
 MOST_COMPARED = 60  # records to choose from: the newest
-SERIES = ("scale", "sweep", "tune", "converge", "bandwidth", "plan")  # verbs that run a series of trials
+SERIES = ("scale", "sweep", "fit", "tune", "converge", "bandwidth", "plan")  # verbs that run a series of trials
 
 
 def has_steps(record: Opened) -> bool:
