@@ -213,6 +213,7 @@ class RunSettings:
         names="--gpu --memory-limit",
         usual="all available memory",
         reads=read_size,
+        rare=True,
         verbs=("run", "sweep", "fit"),
         repeated=True,
     )

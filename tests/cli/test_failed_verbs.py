@@ -7,7 +7,7 @@ import pytest
 from paceline.record.schema import Outcome
 
 REPORT = "Worker 0 on here failed:\nTraceback (most recent call last):\nValueError: no data\nIts log: log.rank0.txt"
-VERBS = ("run", "profile", "scale", "sweep", "tune", "converge")
+VERBS = ("run", "profile", "scale", "sweep", "fit", "tune", "converge")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ VERBS = (
     "profile",
     "scale",
     "sweep",
+    "fit",
     "tune",
     "converge",
     "topo",

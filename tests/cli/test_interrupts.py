@@ -12,6 +12,7 @@ from paceline.record import read_run
 SERIES = [
     ("scale", "-n", "1,2", "train.py"),
     ("sweep", "train.py"),
+    ("fit", "train.py"),
     ("tune", "train.py"),
     ("converge", "--emulate", "2", "train.py"),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-VERBS = ("run", "profile", "scale", "sweep", "tune", "converge", "bandwidth")
+VERBS = ("run", "profile", "scale", "sweep", "fit", "tune", "converge", "bandwidth")
 SCALE = ("scale", "-n", "1,2", "--repeat", "1")
 
 

@@ -66,7 +66,8 @@ def test_each_kind_has_the_bytes_that_it_must_have(tmp_path: Path) -> None:
     assert account.of(WEIGHTS) == account.of(STATE) == weights
     assert account.of(GRADIENTS) == weights
     assert account.fixed == 3 * weights
-    # Each layer keeps its linear's output, the norm's mean and scale, and the tanh. At the peak, one norm's output lives.
+    # Each layer keeps its linear's output, its norm's mean and scale, and the tanh. At the peak, an output of a norm is
+    # there, too.
     rows = 4 * ROWS * WIDTH
     by_module = {(p.kind, p.module): p for p in account.parts}
     assert by_module[ACTIVATIONS, "*.linear"].bytes == LAYERS * rows

@@ -19,6 +19,7 @@ from paceline.plan.fabric import Fabric
 from paceline.plan.plan import make_plan as plan
 from paceline.plan.workload import Point, Workload
 from paceline.record import Outcome, Run, Step, WorkerInfo, write_run
+from paceline.record.account import Account, Part
 from paceline.record.logged import Logged
 from paceline.record.noise import Noise
 from paceline.record.pipelines import PipelineReport, Reported, StageReport
@@ -26,6 +27,9 @@ from paceline.record.schema import FailureKind
 from paceline.record.servers import ServerReport
 from paceline.record.timeline import TimelineWriter
 from paceline.trials.converge.series import Row, Sharp, Spread, Verdict
+from paceline.trials.core.result import Status
+from paceline.trials.fit.search import Row as FitRow
+from paceline.trials.fit.search import Verdict as FitVerdict
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 15, in <module>
@@ -43,6 +47,7 @@ def make_each_verb(root: Path) -> dict[str, str]:
         "profile": make_run(root / "profile", ranks=2, steps=60, traced=True),
         "scale": make_scale(root / "scale"),
         "sweep": make_sweep(root / "sweep"),
+        "fit": make_fit(root / "fit"),
         "tune": make_tune(root / "tune"),
         "converge": make_converge(root / "converge"),
         "bandwidth": make_bandwidth(root / "bandwidth"),
@@ -221,6 +226,46 @@ def make_servers(folder: Path) -> Path:
     on_cpu(make_run(folder, ranks=2, steps=40))
     report: dict[str, Any] = {"server": 0, "bytes": 4096, "updates": 80, "staleness": {"0": 30, "1": 50}}
     (folder / "server.0.json").write_bytes(msgspec.json.encode(msgspec.convert(report, ServerReport, strict=False)))
+    return folder
+
+
+def make_fit(folder: Path) -> Path:
+    """A GPT that dies as it is, and fits with recomputed blocks."""
+    gib = 1 << 30
+    account = Account(
+        device="cuda:0",
+        peak=15 * gib,
+        step=1,
+        phase="forward",
+        allocated=15 * gib,
+        reserved=15 * gib,
+        total=16 * gib,
+        parts=[
+            Part("activations", 11 * gib, 120, "blocks.*.mlp", "/home/ada/train.py:49"),
+            Part("outputs and losses", 3 * gib, 4, "", "/home/ada/train.py:80"),
+            Part("weights", gib, 244),
+        ],
+        failed="/home/ada/train.py:68",
+        module="GPT",
+        asked=gib // 2,
+    )
+    rows = [
+        FitRow(change=[], status=Status.MEMORY, message="out of memory: tried to allocate 512 MiB"),
+        FitRow(change=[], limited=False, fits=True, memory=22 * gib, samples_per_s=19.2, low=19.0, high=19.4, steps=12),
+        FitRow(change=["accumulate=2"], status=Status.UNSUPPORTED, message="GPT cannot be computed in micro-batches"),
+        FitRow(
+            change=["checkpointing"],
+            fits=True,
+            memory=11 * gib,
+            samples_per_s=15.9,
+            low=15.5,
+            high=16.1,
+            steps=12,
+            away=8.7e-8,
+        ),
+    ]
+    verdict = FitVerdict(limit=16 * gib, account=account, rows=rows, chosen=3, compared="without the limit")
+    make_series(folder, "fit", msgspec.to_builtins(verdict))
     return folder
 
 

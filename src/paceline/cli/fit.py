@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paceline.cli import series
 from paceline.cli.series import Series, SeriesOptions
@@ -14,6 +15,7 @@ from paceline.cli.verb import alone, verb
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice
 from paceline.options import option
+from paceline.record import read_run
 from paceline.reports.fit import advice, charts, complaint, report
 from paceline.reports.report import Command
 from paceline.reports.terminal import show
@@ -75,8 +77,17 @@ def carry_out(course: Series, allow: Sequence[str], *, gpus: int) -> tuple[Verdi
     with course.running() as outcome:
         search.carry_out()
         outcome.exit_code = int(search.found.chosen is None)
-    search.found.interrupted = outcome.interrupted
-    return search.found, outcome.exit_code
+    found = search.found
+    found.interrupted = outcome.interrupted
+    if found.failed and (said := details(found.failed)) and said != found.problem:
+        course.console.print(said, style="red", soft_wrap=True)
+    return found, outcome.exit_code
+
+
+def details(record: str) -> str:
+    """The full error of a failed trial."""
+    outcome = read_run(Path(record)).outcome
+    return outcome.message if outcome is not None else ""
 
 
 def kept(verdict: Verdict, settings: RunSettings) -> str:

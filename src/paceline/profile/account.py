@@ -8,11 +8,13 @@ device's own count has it.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import traceback
 import weakref
 from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +24,7 @@ import torch
 from torch import nn
 
 from paceline.comm.call_site import is_of_library
+from paceline.options import repeated
 from paceline.record.account import (
     ACTIVATIONS,
     BACKWARD,
@@ -37,8 +40,9 @@ from paceline.record.account import (
 from paceline.record.writer import write_document
 from paceline.script import memory, tree
 from paceline.script.seams.stage import Stage
+from paceline.settings import RunSettings
 from paceline.torch_private import BatchNorm, DispatchMode, is_compiled, no_dispatch_modes, parameters_in
-from paceline.units import parse_size
+from paceline.units import parse_size, size
 
 FINE = 1.002  # a new peak is looked at when it is so much higher than the one before
 LEAKING = 3  # steps in a row after which more is alive than ever before
@@ -104,12 +108,12 @@ class Keeper(DispatchMode):
         if tensor.device != self._device:
             return
         storage = tensor.untyped_storage()
-        at, size = storage.data_ptr(), storage.nbytes()
+        at, count = storage.data_ptr(), storage.nbytes()
         if not at or at in self._live:
             return
         entry = entry or self._entry()
-        self._live[at] = entry, size, weakref.ref(storage, lambda _: self._leave(at))
-        self._count(entry, size, 1)
+        self._live[at] = entry, count, weakref.ref(storage, lambda _: self._leave(at))
+        self._count(entry, count, 1)
         if self._now > FINE * self._peak:
             self._look()
         self.account.peak = max(self.account.peak, self._now)
@@ -118,9 +122,9 @@ class Keeper(DispatchMode):
         if (known := self._live.pop(at, None)) is not None:
             self._count(known[0], -known[1], -1)
 
-    def _count(self, entry: Entry, size: int, tensors: int) -> None:
-        self._now += size
-        self._sums[entry] += size
+    def _count(self, entry: Entry, count: int, tensors: int) -> None:
+        self._now += count
+        self._sums[entry] += count
         self._tensors[entry] += tensors
 
     def _entry(self) -> Entry:
@@ -170,13 +174,13 @@ class Keeper(DispatchMode):
         known = self._live.get(tensor.untyped_storage().data_ptr())
         if known is None or known[0].kind in (kind, WEIGHTS):
             return
-        entry, size, reference = known
-        self._live[tensor.untyped_storage().data_ptr()] = Entry(kind), size, reference
-        self._count(entry, -size, -1)
-        self._count(Entry(kind), size, 1)
+        entry, count, reference = known
+        self._live[tensor.untyped_storage().data_ptr()] = Entry(kind), count, reference
+        self._count(entry, -count, -1)
+        self._count(Entry(kind), count, 1)
 
     def _parts(self, sums: Counter[Entry]) -> list[Part]:
-        parts = [Part(e.kind, size, max(self._tensors[e], 0), e.module, e.line) for e, size in sums.items() if size > 0]
+        parts = [Part(e.kind, held, max(self._tensors[e], 0), e.module, e.line) for e, held in sums.items() if held > 0]
         parts.sort(key=lambda part: -part.bytes)
         rest = defaultdict[str, int](int)
         for part in parts[MOST:]:
@@ -223,6 +227,33 @@ class Keeper(DispatchMode):
             if frame.f_code.co_name == "forward":
                 module = self._paths.get(id(frame.f_locals.get("self")), module)
         return line, module
+
+
+def shortage(stage: Stage) -> str:
+    """What held the memory when it ran out, in one line, and what to type; for the end of a run's traceback."""
+    weights, grads, held = 0, 0, 0
+    for model in stage.roots:
+        for parameter in parameters_in(model):
+            weights += parameter.nbytes
+            grads += 0 if parameter.grad is None else parameter.grad.nbytes
+    for optimizer in stage.optimizers:
+        held += sum(leaf.nbytes for leaf in tree.leaves(list(optimizer.state.values())) if torch.is_tensor(leaf))
+    kinds = {WEIGHTS: weights, GRADIENTS: grads, STATE: held}
+    of, rest = "", ", activations and other tensors"
+    if torch.cuda.is_initialized():
+        limit, total = stage.run.memory_limit, torch.cuda.mem_get_info()[1]
+        taken = torch.cuda.max_memory_allocated()
+        kinds["activations and other tensors"] = max(0, taken - sum(kinds.values()))
+        of, rest = f", at {size(taken)} of {size(limit or total)}", ""
+    told = ", ".join(f"{kind} {size(count)}" for kind, count in kinds.items() if count)
+    run = stage.run
+    script = ["-m", run.script] if run.module else [run.script]
+    command = ["paceline", "fit", *repeated(RunSettings, asdict(run), "fit"), *script, *run.arguments]
+    return (
+        f"Memory ran out{of}: {told or 'no weights yet'}{rest}.\n"
+        f"To see what holds it, and which changes make the script fit with the same numbers, type:\n"
+        f"{shlex.join(command)}"
+    )
 
 
 @cache

@@ -20,7 +20,7 @@ from paceline.mods import catalog
 from paceline.mods.in_force import InForce
 from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
-from paceline.script import horovod_names, own_gpu, rng
+from paceline.script import horovod_names, memory, own_gpu, rng
 from paceline.script.notices import Notices
 from paceline.script.output import terminal
 from paceline.script.output.in_step import InStep
@@ -131,8 +131,14 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
     except SystemExit:
         stage.end()
         raise
-    except BaseException:
+    except BaseException as error:
         recorder.write()
+        if memory.ran_out(error) and not stage.aside:
+            from paceline.profile.account import shortage
+
+            if run.memory_limit:
+                memory.lift()
+            error.add_note(shortage(stage))
         if stage.ending.first is not None:  # the first error is the cause, even if the script caught and replaced it
             raise stage.ending.first from None
         raise
