@@ -54,6 +54,7 @@ from paceline.torch_private import is_compiled, parameters_in, uncompiled
 FEW = (5, 2)  # rows of A and of B
 TRIES = 48  # ways to cut the arguments of one call …
 LIKELY, WORK = 6, 8_000  # … or so many, after which trials of so many operations end the search
+REPEATED = 4_000  # … as trials of so many operations do that found the same cause twice
 MANY = 64  # proofs that are kept for modules that are alike
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
@@ -80,6 +81,8 @@ class Proof:
         # How a module's arguments were cut last: in another call as many time steps as samples may hide it.
         self._ways: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
         self._proven: dict[Hashable, tuple[SlicePlan | None, str]] = {}
+        # Why modules could not be cut: a cause that is met again, in another mode, is one that no way of cutting ends.
+        self._causes: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
 
     def __call__(
         self,
@@ -158,9 +161,11 @@ class Proof:
         how: dict[str, bool],
     ) -> tuple[SlicePlan | None, str]:
         mixes, raised, conflicts, tries, begun = "", "", Conflicts(), 0, Recorder.work
+        causes, is_met_again = self._causes.setdefault(module, set()), False
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
-            if tries == TRIES or (tries >= LIKELY and Recorder.work - begun > WORK):
+            work = Recorder.work - begun
+            if tries == TRIES or (tries >= LIKELY and work > WORK) or (is_met_again and work > REPEATED):
                 break
             if conflicts.rule_out(way[1]):
                 continue
@@ -178,6 +183,8 @@ class Proof:
                     return plan, ""
             except CannotTry as error:
                 mixes = mixes or str(error)
+                is_met_again = is_met_again or str(error) in causes
+                causes.add(str(error))
             except PacelineError:
                 raise
             except Exception as error:  # the module's own, on a part of the rows
