@@ -1,4 +1,4 @@
-"""One program of a framework, run by plain Python and by `paceline run -n 2`, and what comes of the comparison.
+"""One program of a framework, run by plain Python and by `paceline run`, and what comes of the comparison.
 
 A program's first lines describe it:
 
@@ -102,7 +102,7 @@ def read(path: Path) -> Program:
     )
 
 
-def run(program: Program) -> Row:
+def run(program: Program, workers: int = 2) -> Row:
     """Runs the program both ways, each in an empty folder."""
     more = {"PYTHONPATH": str(VISION)} if program.vision else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,8 @@ def run(program: Program) -> Row:
         if plain.code != 0:
             return Row(program, "not run", f"plain Python: {_last_line(plain.err)}", (plain.seconds, 0), plain.err)
         here = Path(folder, "paceline")
-        ours = _run([sys.executable, "-m", "paceline", "run", "-n", "2", str(program.path)], here, more)
+        command = [sys.executable, "-m", "paceline", "run", "-n", str(workers), str(program.path)]
+        ours = _run(command, here, more)
         ends = (_masked(ended, program.mask) for ended in (plain, ours))
         verdict, reason = _judge(*ends, _outcome(here), float(program.tolerance.split()[0]))
         said = f"--- plain\n{plain.out}\n--- paceline\n{ours.out}\n{ours.err}"

@@ -26,7 +26,9 @@ from paceline.script.proof.reasons import SLICE_VIEW
 from paceline.script.redo import Redo
 from paceline.script.rng import OwnStream
 from paceline.script.rows import crossings
-from paceline.script.rows.crossings import Split
+from paceline.script.rows.crossings import Split, Usage
+from paceline.script.rows.inputs import Inputs
+from paceline.script.rows.tensor import make_plain_if_free
 from paceline.script.slicing.handed_out import HandedOut
 from paceline.script.slicing.lazy_parameters import has_lazy, initialise_lazy
 from paceline.script.slicing.loss_denominators import Averages
@@ -70,6 +72,7 @@ class Views:
         )
         if self.group.members is not None:
             self._calls.redo = Redo(self.group, stage.inside)
+        self._inputs = Inputs(self.group, stage.run.gather_below)
         self._called: nn.Module | None = None  # the module that was called with the worker's slice
         self._warned: set[str] = set()
         self.own_call: Callable[..., Any] = nn.Module.__call__  # of the module that is being called, without any mod
@@ -174,6 +177,7 @@ class Views:
         """The outermost call of a module, computed in this view."""
         if self.group.world == 1 or self._is_whole(module):
             compiled.tell_devices(0, 0)
+            make_plain_if_free((args, kwargs))
             return plain(module, *args, **kwargs)
         if self.batch_is_cut:
             if not (torch.is_grad_enabled() and module.training):
@@ -260,6 +264,12 @@ class Views:
     def count_batch(self) -> None:
         """The gradients of the current batch have been summed, on all workers."""
         self._held.count()
+
+    def shown(self, batch: Any, usages: dict[Hashable, Usage]) -> Any:
+        """What the script gets for a loader's batch: large tensors are sharded, if that pays."""
+        if self.group.world == 1 or self.is_sliced or self.gathers or self.redo or self.stage.run.batch_dim:
+            return batch
+        return self._inputs.sharded(batch, usages)
 
     def wants_slices(self) -> bool:
         """Whether the next batch of a loader must be cut: in the slice view, while training."""

@@ -54,6 +54,7 @@ from paceline.torch_private import is_compiled, parameters_in, uncompiled
 FEW = (5, 2)  # rows of A and of B
 TRIES = 48  # ways to cut the arguments of one call …
 LIKELY, WORK = 6, 8_000  # … or so many, after which trials of so many operations end the search
+REPEATED = 2_000  # … as trials of so many operations do that met a cause of which another mode was refused
 MANY = 64  # proofs that are kept for modules that are alike
 OPAQUE: tuple[Any, ...] = (torch.dtype, torch.device, type)
 PLAIN: tuple[Any, ...] = (bool, int, float, str, bytes, type(None))
@@ -80,6 +81,9 @@ class Proof:
         # How a module's arguments were cut last: in another call as many time steps as samples may hide it.
         self._ways: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
         self._proven: dict[Hashable, tuple[SlicePlan | None, str]] = {}
+        # Why the likeliest way to cut a module's arguments was refused, after a whole search: met again in another
+        # mode, in the same way, the cause ends the search.
+        self._causes: weakref.WeakKeyDictionary[nn.Module, dict[str, str]] = weakref.WeakKeyDictionary()
 
     def __call__(
         self,
@@ -158,9 +162,12 @@ class Proof:
         how: dict[str, bool],
     ) -> tuple[SlicePlan | None, str]:
         mixes, raised, conflicts, tries, begun = "", "", Conflicts(), 0, Recorder.work
+        first: tuple[str, str] | None = None
+        causes, is_met_again = self._causes.setdefault(module, {}), False
         prove = functools.partial(self._try, plain, uncompiled(module), given, leaves)
         for number, way in enumerate(ways):
-            if tries == TRIES or (tries >= LIKELY and Recorder.work - begun > WORK):
+            work = Recorder.work - begun
+            if tries == TRIES or (tries >= LIKELY and work > WORK) or (is_met_again and work > REPEATED):
                 break
             if conflicts.rule_out(way[1]):
                 continue
@@ -178,6 +185,9 @@ class Proof:
                     return plan, ""
             except CannotTry as error:
                 mixes = mixes or str(error)
+                is_met_again = is_met_again or causes.get(repr(way[1])) == str(error)
+                if not number:
+                    first = repr(way[1]), str(error)
             except PacelineError:
                 raise
             except Exception as error:  # the module's own, on a part of the rows
@@ -186,6 +196,8 @@ class Proof:
                     with suppress(Exception):  # a TensorDict of which one item is cut cannot be made
                         some = _own(some_rows(given, leaves, way[1], FEW[0]))
                         conflicts.learn(plain, uncompiled(module), some, way[1], self._draws)
+        if first is not None:
+            causes[first[0]] = first[1]
         # A way that raised is most often none that a person would think of.
         return None, mixes or raised or "no argument that it uses can be cut"
 

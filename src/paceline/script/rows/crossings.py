@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,15 @@ from paceline.comm.group import Group
 HALF = (torch.float16, torch.bfloat16)
 
 
+@dataclass(slots=True)
+class Usage:
+    """What a script does with a tensor of its loader's batches: see `inputs`."""
+
+    batches: int = 0  # in which the tensor was handed out sharded
+    computed: int = 0  # calls of models with rows that were computed of it
+    gathered: int = 0  # times that these had to be gathered
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """How the B rows of a batch are split: `sizes[r]` rows for worker r, in order."""
@@ -37,6 +46,7 @@ class Split:
     group: Group
     sizes: tuple[int, ...]
     uneven: tuple[Split, ...] = ()  # of rows that differ in number from sample to sample: nodes, edges of graphs
+    input: Usage | None = field(default=None, compare=False)  # of a loader's tensor, and all that is computed of it
 
     @classmethod
     def of(cls, group: Group, batch: int) -> Split:

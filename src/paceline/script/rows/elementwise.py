@@ -76,6 +76,8 @@ def one(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def several(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if _may_be_in_place(args, kwargs):
+        return NotImplemented
     if not kwargs and len(args) == 2 and type(args[1]) in NUMBERS and isinstance(args[0], Rows):
         return like(args[0], f(args[0].local, args[1]))
     me = first_rows(args, kwargs)
@@ -83,6 +85,21 @@ def several(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return NotImplemented
     made = of_own_rows(me, f, args, kwargs)
     return NotImplemented if made is NotImplemented else like(me, made)
+
+
+def _may_be_in_place(args: Any, kwargs: Any) -> bool:
+    """Whether this may change a tensor of which this worker has all rows: `F.relu(x, True)`."""
+    is_told = kwargs.get("inplace") or any(value is True for value in args[1:])
+    return bool(is_told) and any(isinstance(value, Rows) and value.source is not None for value in args)
+
+
+def moved(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`to`, `cpu`, `cuda`: what this worker has whole is whole on the other device, too."""
+    me = args[0]
+    whole = me.at_hand if isinstance(me, Rows) else None
+    if whole is None or f(me.local.narrow(me.rows.dim, 0, 0), *args[1:], **kwargs).device == me.device:
+        return several(f, args, kwargs)
+    return Rows.of_source(f(whole, *args[1:], **kwargs), me.rows)
 
 
 def like(me: Rows, made: Any) -> Any:
@@ -98,6 +115,8 @@ def in_place(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Changes own rows: views of the same memory see it, as in one process."""
     me = args[0] if args else None
     if not isinstance(me, Rows):  # rows that are written into a plain tensor
+        return NotImplemented
+    if me.source is not None:  # it may be in memory that the script's dataset holds
         return NotImplemented
     return NotImplemented if of_own_rows(me, f, args, kwargs) is NotImplemented else me
 
@@ -134,6 +153,7 @@ def is_contiguous(me: Rows) -> bool:
 
 
 knows(ONE, one)
+knows("to cpu cuda", moved, (torch.Tensor,))
 knows("is_complex is_floating_point is_signed element_size", one)
 knows("is_contiguous", asked_contiguous)
 knows("contiguous", contiguous)

@@ -123,7 +123,7 @@ def getitem(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def setitem(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     me, index, value = args
-    if not isinstance(me, Rows):
+    if not isinstance(me, Rows) or me.source is not None:
         return NotImplemented
     if isinstance(index, torch.Tensor) and index.dtype is torch.bool and not isinstance(value, torch.Tensor):
         # A mask chooses rows by their own values: `logits[logits < least] = -inf`.

@@ -17,7 +17,7 @@ from paceline.script import tree
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.origins import Arrivals, joined, remember
 from paceline.script.rows.spread_tensor import Family, SpreadTensor, Step, make_plain, replayed
-from paceline.torch_private import make_wrapper_subclass
+from paceline.torch_private import is_transformed, make_wrapper_subclass
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 KNOWN: dict[Any, Handler] = {}  # filled by `catalogue`; a handler may return NotImplemented
@@ -28,11 +28,14 @@ FIRST_NAMES = ("input", "x", "a", "x1")
 
 
 class Rows(SpreadTensor):
-    """`local` holds own rows, `rows` says which they are."""
+    """`local` holds own rows, `rows` says which they are. `source`: the whole tensor, of which `local` is a view, where
+    every worker has it (a loader's batch). Then nothing is changed in place in parts, and becoming plain is free."""
 
     local: torch.Tensor
     rows: Layout
+    source: torch.Tensor | None = None
     _shape: torch.Size
+    _source_version: int = 0
 
     @staticmethod
     def __new__(
@@ -43,10 +46,27 @@ class Rows(SpreadTensor):
         made.local, made.rows, made._shape = local, layout, shape
         if view_of is not None and step is not None:
             made.is_view_of(view_of, step)
+            if view_of.source is not None:
+                made.source, made._source_version = step(view_of.source), view_of._source_version
         return made
 
     @classmethod
+    def of_source(cls, source: torch.Tensor, layout: Layout) -> Rows:
+        """Own rows of a tensor that every worker has whole."""
+        made = cls(layout.own(source), layout)
+        made.source, made._source_version = source, source._version
+        return made
+
+    @property
+    def at_hand(self) -> torch.Tensor | None:
+        """The whole tensor, if this worker has it. Not after a change in place: it may have been made to own rows."""
+        source = self.source
+        return source if source is not None and source._version == self._source_version else None
+
+    @classmethod
     def in_parts(cls, f: Any, args: Any, kwargs: Any) -> Any:
+        if is_transformed():  # a batch is met there more often than an output, and rows cannot be exchanged
+            return NotImplemented
         handler = KNOWN.get(f) or KNOWN.get(getattr(f, "__wrapped__", None))
         if handler is not None:
             made = handler(f, *_torch_names(f, args, kwargs)) if kwargs else handler(f, args, kwargs)
@@ -68,10 +88,15 @@ class Rows(SpreadTensor):
         return f(*plain_args, **plain_kwargs)
 
     def whole(self) -> torch.Tensor:
-        """All workers' rows, as a new plain tensor; this one stays sharded. Called by every worker; waits for all."""
-        return self.rows.gather(self.local)
+        """All workers' rows, as a plain tensor; this one stays sharded. Called by every worker; waits for all."""
+        return self.rows.gather(self.local) if self.at_hand is None else self.at_hand
 
     def wholes(self, alive: Sequence[Rows]) -> list[torch.Tensor]:
+        sources = [source for member in alive if (source := member.at_hand) is not None]
+        if len(sources) == len(alive):
+            return [source.detach() for source in sources]  # `become` puts the object itself in a member's place
+        if (usage := self.rows.split.input) is not None:
+            usage.gathered += 1
         family = self.family
         if family is None or len(alive) == 1:
             whole = alive[0].whole()
@@ -124,6 +149,13 @@ def _torch_names(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 def _torch_name(name: str, given: dict[str, Any]) -> str:
     known = NUMPY_NAMES.get(name, name)
     return name if known in given else known  # given both ways: torch raises
+
+
+def make_plain_if_free(value: Any) -> None:
+    """Every sharded tensor in the nest that this worker has whole becomes plain, in place."""
+    for leaf in tree.leaves(value):
+        if isinstance(leaf, Rows) and leaf.at_hand is not None:
+            make_plain(leaf)
 
 
 def first_rows(args: Any, kwargs: Any) -> Rows | None:

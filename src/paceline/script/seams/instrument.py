@@ -150,6 +150,7 @@ def _traces(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def trace(*args: Any, **kwargs: Any) -> Any:
         """Calls the model on example inputs, also to check the trace. The inputs may be uninitialised memory, which
         differs between workers (a picture of the graph for TensorBoard), and nothing depends on the numbers."""
+        make_plain((args, kwargs))
         with stage.inside():
             return plain(*args, **kwargs)
 

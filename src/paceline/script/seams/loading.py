@@ -21,8 +21,8 @@ import os
 import random
 import threading
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ from paceline.errors import ScriptError
 from paceline.script import loader_position, rng, tree
 from paceline.script.fingerprint import fingerprint, held_by
 from paceline.script.patches import all_of, patch
-from paceline.script.rows.crossings import Split
+from paceline.script.rows.crossings import Split, Usage
 from paceline.torch_private import LoaderIterator, MapDatasetFetcher, parameters_in, pinning
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class LoaderState:
 
     whole: bool | None = None  # every worker must load whole batches
     proven: bool = False  # loading has no side effects
+    usages: dict[Hashable, Usage] = field(default_factory=dict)  # of the tensors of its batches, by their place there
 
 
 class Part:
@@ -104,7 +105,7 @@ def find(stage: Stage) -> Callable[[], None]:
         finally:
             stage.watch.leave()
         stage.emit("on_batch", batch)
-        return batch
+        return batch if alone else stage.shown(batch, known_of(self).usages)
 
     @stage.guarded
     def __iter__(self: Any) -> Any:

@@ -34,7 +34,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
@@ -48,6 +48,7 @@ from paceline.comm.group import Group
 from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.rows import crossings
+from paceline.script.rows.crossings import Usage
 from paceline.script.rows.gradients import kept_in, own_of, require_all, whole_of
 from paceline.script.rows.spread_tensor import make_plain
 from paceline.script.seams import membership
@@ -256,6 +257,14 @@ class Stage:
             return self.strategy.step(plain, optimizer, *args, **kwargs)
         except PacelineError as error:
             raise self.ending.carry(error) from None
+
+    def shown(self, batch: Any, usages: dict[Hashable, Usage]) -> Any:
+        """What the script gets for a batch of its loader. `usages`: of the same loader's batches before."""
+        if self.depth or self.aside or self.only is not None or self.is_elsewhere() or self.makes_samples():
+            return batch
+        if not (self.strategy.whole_models and self.strategy.lockstep):
+            return batch
+        return self.views.shown(batch, usages)
 
     def whole(self, value: Any) -> Any:
         """The value with whole tensors, where this worker holds parts. Every worker calls it."""

@@ -49,8 +49,10 @@ from paceline.script.redo import Redo, Unmade
 from paceline.script.rows import crossings, origins
 from paceline.script.rows.catalogue import Rows, gradients
 from paceline.script.rows.crossings import Split
+from paceline.script.rows.inputs import count_computed
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.spread_tensor import make_plain
+from paceline.script.rows.tensor import make_plain_if_free
 from paceline.script.slicing import packed_arguments
 from paceline.script.slicing.functions import Functions
 from paceline.script.slicing.lazy_parameters import has_lazy
@@ -209,6 +211,7 @@ class SlicedCalls:
             due = False  # in a trace each operation would be there twice: the first call after the trace is due
         else:
             plan.calls += 1
+        count_computed(leaves)
         split = brought_split(leaves, plan.cuts) or split_of(leaves, plan.batch_leaf, plan.cuts, self.group)
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = uncompiled(module)
@@ -384,6 +387,7 @@ class SlicedCalls:
         return output
 
     def _in_parts(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        make_plain_if_free((args, kwargs))
         with self._as_script():
             output = plain(module, *args, **kwargs)
         self.group.end_work()
