@@ -92,6 +92,7 @@ class SaveSettings:
     seconds: float = 0.0  # between two saves; 0: not by time
     commits: int = 0  # between two saves; 0: not by their number
     resume: str = ""  # the folder of a checkpoint; empty: the script starts from the beginning
+    job: str = ""  # the Slurm job that saves
 
 
 # Exit codes of workers whose state was saved at a commit: the run was told to end (EX_TEMPFAIL), or is to grow.
