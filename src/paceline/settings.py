@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from paceline.options import LASTING, OUTPUT, STALLS, argument, option, read_size
@@ -366,6 +366,22 @@ def slurm_allocation(environ: Mapping[str, str] | None = None) -> SlurmAllocatio
         gpus=int(gpus) if gpus.isdigit() else 0,
         node=env.get("SLURMD_NODENAME", ""),
         restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
+    )
+
+
+def slurm_step(environ: Mapping[str, str] | None = None) -> SlurmAllocation | None:
+    """The nodes of the job step that this process is a task of, and its tasks on each; None without such a step, or if
+    the step has one node."""
+    env = os.environ if environ is None else environ
+    found = slurm_allocation(env)
+    if found is None or not env.get("SLURM_PROCID") or env.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return None
+    return replace(
+        found,
+        nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        nodelist=env.get("SLURM_STEP_NODELIST", found.nodelist),
+        tasks=env.get("SLURM_STEP_TASKS_PER_NODE", "1"),
+        gpus=0,
     )
 
 

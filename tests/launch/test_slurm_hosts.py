@@ -19,7 +19,14 @@ from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.restarts import of_this_job, with_restarts
 from paceline.record import Outcome
-from paceline.settings import RunSettings, SaveSettings, is_one_of_several, slurm_allocation, without_slurm_options
+from paceline.settings import (
+    RunSettings,
+    SaveSettings,
+    is_one_of_several,
+    slurm_allocation,
+    slurm_step,
+    without_slurm_options,
+)
 
 INSIDE = {
     "SLURM_JOB_ID": "7",
@@ -58,6 +65,19 @@ def test_an_allocation_has_as_many_workers_as_tasks_or_gpus(programs: Path) -> N
     with_gpus = slurm_allocation(INSIDE | {"SLURM_GPUS_ON_NODE": "4"})
     assert with_gpus is not None
     assert workers_of(with_gpus) == [4, 4, 4]
+
+
+def test_the_tasks_of_an_srun_are_its_workers(programs: Path) -> None:
+    """The step may have fewer nodes than its job, and has no workers for the GPUs of the job."""
+    task = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0", "SLURM_GPUS_ON_NODE": "4"}
+    one = INSIDE | task | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "3"}
+    assert slurm_step(INSIDE) is None
+    assert slurm_step(one) is None
+    step = slurm_step(
+        one | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NODELIST": "n[1-2]"}
+    )
+    assert step is not None
+    assert (step.nodelist, workers_of(step)) == ("n[1-2]", [2, 1])
 
 
 def test_a_job_of_one_node_needs_no_agents_there() -> None:
