@@ -423,6 +423,11 @@ def in_ray_job(environ: Mapping[str, str] | None = None) -> bool:
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in (os.environ if environ is None else environ)
 
 
+def ray_address(environ: Mapping[str, str] | None = None) -> str:
+    """Where the user says that the Ray cluster is: `host:port`, or a word of Ray's. Empty: Ray looks for one."""
+    return (os.environ if environ is None else environ).get("RAY_ADDRESS", "")
+
+
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a scheduler or MPI has given this process a part of something larger: agents may have to do the work."""
     allocation = slurm_allocation(environ)
