@@ -81,12 +81,15 @@ class Counter:
 
 def measure(folder: Path, args: argparse.Namespace) -> None:
     """Writes `cases.json`, and the records of the series that predictions are made from."""
-    cases: list[dict[str, Any]] = []
+    kept = folder / "cases.json"
+    cases: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
     text = SCRIPT.format(examples=str(ROOT / "examples"), batch=BATCH, seconds=args.seconds)
     text = text.replace("steps, batch = sys.argv[1], 24,", f"steps, batch = sys.argv[1], {args.steps},")
     (folder / "emulated.py").write_text(text)
     divided = text.replace(f"{args.seconds} / 3", f"{args.seconds} / int(sys.argv[2]) / 3")
     (folder / "divided.py").write_text(divided)
+    # Asynchronous workers deal the batches out among them, and the first ones show only who may be ahead of whom.
+    (folder / "many.py").write_text(text.replace(f"{args.steps}, {BATCH}", f"{args.steps * 4}, {BATCH}"))
     with namespaces.hosts(folder / "hosts", 4, over_ssh=False) as hosts:
         kinds = args.only.split(",")
         for kind in kinds:
@@ -103,16 +106,23 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
                         name = f"{strategy}-{kind}-{rate}-{count}"
                         spec = ",".join(f"{name}:1" for name in hosts.names[:count])
                         where = ["-n", str(count)] if strategy == "central" else ["--hosts", spec, "--ssh", hosts.ssh]
-                        script = ["divided.py", kind, str(count)] if strategy == "mesh" else ["emulated.py", kind]
+                        script = {"mesh": ["divided.py", kind, str(count)], "server": ["many.py", kind]}
                         with Counter(hosts, count) as counter:
                             type_it(
                                 folder,
                                 *("run", *where, "--threads", "1", "--no-autotune", "--record", name, "--quiet"),
-                                *("--strategy", TYPED[strategy].format(n=count), *script),
+                                *(
+                                    "--strategy",
+                                    TYPED[strategy].format(n=count),
+                                    *script.get(strategy, ["emulated.py", kind]),
+                                ),
                             )
                             time.sleep(2 * EVERY)
-                        record = next((folder / name).iterdir())
-                        found, steps = read_figures(record), read_steps(record, 0)
+                        record = max((folder / name).iterdir())
+                        # Asynchronous workers differ, and the slowest one's pace is the run's.
+                        paced = count - 1 if strategy == "server" else 0
+                        found, steps = read_figures(record), read_steps(record, paced)
+                        own = [step.total for step in steps[FIRST:]]
                         sent = counter.sent(steps[FIRST].at, steps[-1].at)
                         case = {
                             "strategy": strategy,
@@ -121,13 +131,17 @@ def measure(folder: Path, args: argparse.Namespace) -> None:
                             "workers": count,
                             "latency": latency,
                             "bandwidth": bandwidth,
-                            "seconds": found.step_time,
+                            "seconds": statistics.median(own) if strategy == "server" else found.step_time,
                             "step": found.step,
                             "sent": [each / (len(steps) - 1 - FIRST) for each in sent],
                         }
-                        cases.append(case)
+                        cases = [one for one in cases if key(one) != key(case)] + [case]
                         print(compared(folder, case), flush=True)
-                        (folder / "cases.json").write_text(json.dumps(cases, indent=1))
+                        kept.write_text(json.dumps(cases, indent=1))
+
+
+def key(case: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(case[name] for name in ("strategy", "kind", "rate", "workers"))
 
 
 def predicted(folder: Path, case: dict[str, Any]) -> Any:
