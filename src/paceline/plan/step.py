@@ -7,7 +7,7 @@ draws from the measured scatter of a worker's work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
@@ -18,6 +18,7 @@ from paceline.plan.workload import Point, Workload
 
 BUCKET = 25 << 20  # bytes: Paceline's own size
 MICRO = 4  # micro-batches of `--strategy pipeline` where none are typed
+QUEUED = 64  # customers from which a queue's bounds are as good as its analysis
 MODEL_ERROR = 0.25  # half width of the interval where no run of the record has been predicted: see `plan --check`
 CAUSES = ("compute", "communication", "bubble", "straggle", "input")
 STRATEGIES = ("mirrored", "sharded", "central", "server", "pipeline", "mesh")
@@ -210,13 +211,14 @@ class Model:
         parameters; all of them share the network of the server's host, in each direction. For workers of its own host
         the server reads and writes in memory; they may not be many steps ahead of the others."""
         place, size = self.place(setup.workers, setup.devices), self.workload.gradients
-        cluster = self.fabric.cluster
-        away, memory = setup.workers - place.local, cluster.memory_gb_per_s * 1e9
-        latency, rate = (cluster.latency, cluster.network) if away else (cluster.local_latency, memory)
-        own = 2 * (latency + size / rate)
+        cluster, own = self.fabric.cluster, forward + backward + update
+        if away := setup.workers - place.local:
+            cycle = queued(own + 2 * cluster.latency, (size / cluster.network, size / cluster.network), away)
+        else:
+            through = 2 * size / (cluster.memory_gb_per_s * 1e9)
+            cycle = queued(own + 2 * cluster.local_latency, (through,), setup.workers)
         # The server makes one update after the other.
-        queue = max(away * size / cluster.network, 2 * place.local * size / memory, setup.workers * update)
-        return max(own, queue - forward - backward - update), 0.0, update
+        return max(cycle, setup.workers * update) - own, 0.0, update
 
     def _pipeline(self, setup: Setup, forward: float, backward: float, update: float) -> tuple[float, float, float]:
         """Stages of equal work: of m micro-batches and p stages, (p - 1)/m of the work is bubble. Stages are neighbours
@@ -260,6 +262,8 @@ class Model:
         match setup.strategy:
             case "sharded":
                 held = held / n + 2 * setup.bucket
+            case "central" if not self.fabric.gpus:  # the host's copies are in memory that a worker maps, too
+                held = 2 * parameters + gradients + states / n
             case "central" | "server":
                 held = parameters + gradients
             case "pipeline" | "mesh":
@@ -324,6 +328,20 @@ def replay(sums: list[tuple[float, float]], backward: float) -> float:
     for seconds, when in sums:
         free = max(free, when * backward) + seconds
     return max(free - backward, 0.0)
+
+
+def queued(alone: float, stations: Sequence[float], customers: int) -> float:
+    """Seconds of a round of each of N customers, who spend `alone` by themselves and then need each station for so
+    long: the usual mean-value analysis of a closed network of queues, for many customers its bounds."""
+    cycle = alone + sum(stations)
+    if customers > QUEUED:
+        return max(cycle, customers * max(stations))
+    waiting = [0.0] * len(stations)
+    for number in range(1, customers + 1):
+        took = [need * (1 + there) for need, there in zip(stations, waiting, strict=True)]
+        cycle = alone + sum(took)
+        waiting = [each * number / cycle for each in took]
+    return cycle
 
 
 def best_algorithm(model: Model, setup: Setup) -> Setup:
