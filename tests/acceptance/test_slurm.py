@@ -78,6 +78,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture
 def paceline(slurm: Slurm) -> tuple[str, ...]:
     (slurm.folder / "train.py").write_text(SCRIPT)
+    for name in ("running", "saved"):  # of an earlier test
+        (slurm.folder / name).unlink(missing_ok=True)
     return sys.executable, "-m", "paceline"
 
 
