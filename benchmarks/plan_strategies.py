@@ -169,17 +169,16 @@ def compared(folder: Path, case: dict[str, Any]) -> str:
     found = predicted(folder, case)
     off = found.seconds / case["seconds"] - 1
     sent = max(case["sent"])
-    told = getattr(found, "sent", 0.0)
     return (
         f"{case['strategy']:9} {case['kind']:4} {case['rate']:8} {case['workers']} workers: predicted "
         f"{found.seconds * 1e3:6.0f} ms, measured {case['seconds'] * 1e3:6.0f} ms, {off * 100:+4.0f} %; a host sent "
-        f"{sent / 1e6:6.2f} MB (predicted {told / 1e6:6.2f}); communication predicted "
+        f"{sent / 1e6:6.2f} MB; communication predicted "
         f"{found.parts['communication'] * 1e3:.0f}, measured {case['step']['communication'] * 1e3:.0f} ms"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare predicted and measured steps of the strategies.")
+    parser = argparse.ArgumentParser(description="Compare predicted and measured steps of the other strategies.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compare", action="store_true", help="do not measure")
     parser.add_argument("--rates", default="200mbit,1gbit", help="bandwidths of the links, in tc's notation")
