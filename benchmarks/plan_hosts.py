@@ -112,7 +112,7 @@ PROBE = """
 import sys
 from torch.distributed import TCPStore
 from paceline.comm.network.costs import measure
-from paceline.comm.network.messages import connect
+from paceline.comm.network.gloo_wire import connect
 rank, server, own = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 wire = connect(TCPStore(server, 29511, 2, rank == 0), "probe", rank, 2, address=own)
 costs = measure(wire)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from paceline.options import LASTING, OUTPUT, STALLS, argument, option, read_size
@@ -92,6 +92,7 @@ class SaveSettings:
     seconds: float = 0.0  # between two saves; 0: not by time
     commits: int = 0  # between two saves; 0: not by their number
     resume: str = ""  # the folder of a checkpoint; empty: the script starts from the beginning
+    job: str = ""  # the Slurm job that saves
 
 
 # Exit codes of workers whose state was saved at a commit: the run was told to end (EX_TEMPFAIL), or is to grow.
@@ -372,6 +373,22 @@ def slurm_allocation(environ: Mapping[str, str] | None = None) -> SlurmAllocatio
     )
 
 
+def slurm_step(environ: Mapping[str, str] | None = None) -> SlurmAllocation | None:
+    """The nodes of the job step that this process is a task of, and its tasks on each; None without such a step, or if
+    the step has one node."""
+    env = os.environ if environ is None else environ
+    found = slurm_allocation(env)
+    if found is None or not env.get("SLURM_PROCID") or env.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return None
+    return replace(
+        found,
+        nodes=int(env["SLURM_STEP_NUM_NODES"]),
+        nodelist=env.get("SLURM_STEP_NODELIST", found.nodelist),
+        tasks=env.get("SLURM_STEP_TASKS_PER_NODE", "1"),
+        gpus=0,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiProcess:
     """This process among those that mpirun, mpiexec or srun has started. `job` is the same on all of one host."""
@@ -408,6 +425,11 @@ def mpi_process(environ: Mapping[str, str] | None = None) -> MpiProcess | None:
 def in_ray_job(environ: Mapping[str, str] | None = None) -> bool:
     """Whether this process is the entry point of a job of a Ray cluster (`ray job submit`)."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in (os.environ if environ is None else environ)
+
+
+def ray_address(environ: Mapping[str, str] | None = None) -> str:
+    """Where the user says that the Ray cluster is: `host:port`, or a word of Ray's. Empty: Ray looks for one."""
+    return (os.environ if environ is None else environ).get("RAY_ADDRESS", "")
 
 
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:

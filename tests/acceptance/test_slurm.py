@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -77,6 +78,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture
 def paceline(slurm: Slurm) -> tuple[str, ...]:
     (slurm.folder / "train.py").write_text(SCRIPT)
+    for name in ("running", "saved"):  # of an earlier test
+        (slurm.folder / name).unlink(missing_ok=True)
     return sys.executable, "-m", "paceline"
 
 
@@ -96,6 +99,44 @@ def test_in_an_allocation_no_flag_is_needed(slurm: Slurm, paceline: tuple[str, .
         ["salloc", "--quiet", "--nodes=2", *run, "fail"], env=slurm.environment, cwd=slurm.folder, capture_output=True
     )
     assert done.returncode == 7
+
+
+def test_tasks_of_srun_on_several_nodes_are_one_run(slurm: Slurm, paceline: tuple[str, ...]) -> None:
+    """Without mpi4py and PMIx, and also with one task a node and the number of workers typed."""
+    plain = subprocess.run([sys.executable, "train.py"], cwd=slurm.folder, capture_output=True, text=True, check=True)
+    run = (*paceline, "run", "--quiet")
+    assert slurm.typed("srun", "--quiet", "--nodes=2", "--ntasks=4", *run, "train.py") == plain.stdout
+    assert slurm.typed("srun", "--quiet", "--nodes=2", "--ntasks=2", *run, "-n", "3", "train.py") == plain.stdout
+    few = slurm.typed("srun", "--quiet", "--nodes=2", "--ntasks=2", *run, "-n", "1", "train.py", check=False)
+    assert few.count("-n 1 is too few for the 2 nodes") == 1
+
+
+def test_other_verbs_are_jobs_too(slurm: Slurm, paceline: tuple[str, ...]) -> None:
+    """With the options about the cluster, and a mistake of each kind."""
+    submit = (*paceline, "submit", "--slurm", "--nodes", "2", "--account", "physics", "--partition", "main")
+    line = (*submit, "--time", "5:00", "scale", "-n", "1,2", "--repeat", "1", "--steps", "2", "--quiet", "train.py")
+    job = slurm.typed(*line).split()[-1]
+    until(lambda: "JobState=COMPLETED" in slurm.typed("scontrol", "show", "job", job))
+    about = slurm.typed("scontrol", "show", "job", job)
+    assert "Account=physics" in about
+    assert "TimeLimit=00:05:00" in about
+    refused = slurm.typed(*submit, "--partition", "nonsense", "train.py", check=False)
+    assert "sbatch refused the job" in refused
+    assert "nonsense" in refused
+    assert "is not an option of `paceline scale`" in slurm.typed(
+        *submit, "scale", "--nonsense", "train.py", check=False
+    )
+
+
+def test_a_cancelled_job_leaves_a_record_and_no_worker(slurm: Slurm, paceline: tuple[str, ...]) -> None:
+    job = slurm.typed(*paceline, "submit", "--slurm", "--nodes", "2", "--time", "5", "train.py", "long").split()[-1]
+    out = slurm.folder / f"slurm-{job}.out"
+    until(lambda: out.exists() and out.read_text().count("\n") >= 3)
+    slurm.typed("scancel", job)
+    until(lambda: not slurm.typed("squeue", "--noheader", "--jobs", job, check=False).strip())
+    assert "Interrupted by SIGTERM" in out.read_text()
+    told = max((slurm.folder / "paceline-runs").glob("*/run.json"), key=lambda path: path.stat().st_mtime).read_text()
+    assert json.loads(told)["outcome"]["interrupted"]
 
 
 def test_a_job_is_submitted_and_requeued_when_it_has_saved(slurm: Slurm, paceline: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ import pytest
 def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "Train_It.py").touch()
+    (tmp_path / "Train_It.py").write_text("# Has its own -n and --nodes.")
     return tmp_path
 
 
@@ -131,3 +131,27 @@ def test_a_missing_sbatch_is_told_of(paceline_):
     code, _, err = paceline_("submit", "--slurm", "Train_It.py")
     assert code == 1
     assert "sbatch is not installed here" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("scale", "--nonsense", "Train_It.py"), "--nonsense is not an option of `paceline scale`"),
+        (("--run-options", "--nonsense", "Train_It.py"), "--nonsense is not an option of `paceline run`"),
+        (("--run-options", "--mod nonsense=3", "Train_It.py"), "there is no mod 'nonsense'"),
+        (("scale", "-n", "x", "Train_It.py"), "-n x: not a list of numbers"),
+        (("tune",), "paceline tune: SCRIPT is missing"),
+        (("sweep", "missing.py"), "The script 'missing.py' cannot be run: there is no such file"),
+    ],
+)
+def test_a_mistake_in_the_words_of_the_verb_is_told_before_the_job_waits_in_the_queue(paceline_, typed, told):
+    code, out, err = paceline_("submit", "--slurm", "--nodes", "2", *typed)
+    assert (code, out) == (2, "")
+    assert told in err
+
+
+def test_a_stray_option_is_told_before_the_job_waits_in_the_queue(paceline_):
+    code, out, err = paceline_("submit", "--slurm", "--dry-run", "Train_It.py", "--threads", "2")
+    assert code == 0
+    assert "Train_It.py --threads 2 &" in out
+    assert "Type: paceline run --threads 2 Train_It.py" in err

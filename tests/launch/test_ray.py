@@ -77,6 +77,20 @@ def test_a_series_in_a_job_of_ray_needs_no_option(tmp_path: Path) -> None:
         assert json.loads((trial / "run.json").read_text())["topology"]["options"] == ["--on", "ray"]
 
 
+@needs_ray
+@pytest.mark.parametrize(
+    ("address", "told"), [("127.0.0.1:1", "no Ray cluster answers at RAY_ADDRESS=127.0.0.1:1"), ("x", "cannot use")]
+)
+def test_a_wrong_address_is_told_of_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, told: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    found = typed(tmp_path, "train.py")
+    assert found.returncode == 1
+    assert told in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_the_error_says_what_to_install(tmp_path: Path) -> None:
     found = typed(tmp_path, "train.py")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint.manifest import NAME
 from paceline.launch.events import Event, Notice
 from paceline.launch.host import HostLostError
-from paceline.launch.restarts import SAVED, with_restarts
+from paceline.launch.restarts import with_restarts
 from paceline.record import Outcome
 from paceline.record.schema import FailureKind
 from paceline.settings import RunSettings, SaveSettings
@@ -27,7 +28,7 @@ class Attempts:
         self.resumed.append(run.saving.resume)
         if self.saves:
             self.folder.mkdir(exist_ok=True)
-            (self.folder / SAVED).touch()
+            (self.folder / NAME).touch()
         if self._lost and self.loses_workers:
             rank = int(self._lost.pop(0))
             return Outcome(exit_code=137, seconds=1.0, failed_rank=rank, kind=FailureKind.KILLED, message="killed")

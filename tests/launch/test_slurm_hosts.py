@@ -11,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint.save import save_states
 from paceline.errors import LaunchError, UsageError
 from paceline.launch import processes
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
-from paceline.launch.restarts import of_this_job
-from paceline.settings import SaveSettings, is_one_of_several, slurm_allocation, without_slurm_options
+from paceline.launch.restarts import of_this_job, with_restarts
+from paceline.record import Outcome
+from paceline.settings import (
+    RunSettings,
+    SaveSettings,
+    is_one_of_several,
+    slurm_allocation,
+    slurm_step,
+    without_slurm_options,
+)
 
 INSIDE = {
     "SLURM_JOB_ID": "7",
@@ -56,6 +65,19 @@ def test_an_allocation_has_as_many_workers_as_tasks_or_gpus(programs: Path) -> N
     with_gpus = slurm_allocation(INSIDE | {"SLURM_GPUS_ON_NODE": "4"})
     assert with_gpus is not None
     assert workers_of(with_gpus) == [4, 4, 4]
+
+
+def test_the_tasks_of_an_srun_are_its_workers(programs: Path) -> None:
+    """The step may have fewer nodes than its job, and has no workers for the GPUs of the job."""
+    task = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0", "SLURM_GPUS_ON_NODE": "4"}
+    one = INSIDE | task | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "3"}
+    assert slurm_step(INSIDE) is None
+    assert slurm_step(one) is None
+    step = slurm_step(
+        one | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_STEP_NODELIST": "n[1-2]"}
+    )
+    assert step is not None
+    assert (step.nodelist, workers_of(step)) == ("n[1-2]", [2, 1])
 
 
 def test_a_job_of_one_node_needs_no_agents_there() -> None:
@@ -144,22 +166,38 @@ def test_a_job_that_starts_again_goes_on_from_its_state(programs: Path, monkeypa
 
 
 def test_a_job_goes_on_only_from_what_it_has_saved_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where jobs that run at the same time save to one folder: the last one to save decides."""
     typed = SaveSettings(folder=str(tmp_path / "saves" / "train"))
 
-    def start(job: str, restarts: int, age: int) -> bool:
+    def start(job: str, restarts: int) -> bool:
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-        return of_this_job(typed, age).resume == typed.folder
+        assert of_this_job(typed).job == job
+        return of_this_job(typed).resume == typed.folder
 
-    assert not of_this_job(typed, 5).resume  # outside of Slurm
-    assert not Path(f"{typed.folder}.job").exists()
+    def save(job: str) -> None:
+        save_states(Path(typed.folder), [], step=1, extra=None, job=job)
+
+    save("")
+    assert of_this_job(typed) == typed  # outside of Slurm
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-    assert not start("7", 0, 5)
-    assert not start("7", 1, 5)  # the state is that of an earlier run: job 7 was killed before its first save
-    assert start("7", 2, 6)
-    assert start("7", 3, 6)
-    assert not start("8", 0, 6)
-    assert not start("8", 1, 6)
+    assert not start("7", 1)  # the state is that of an earlier run: job 7 was killed before its first save
+    save("7")
+    assert not start("7", 0)
+    assert start("7", 1)
+    assert not start("8", 1)
+    save("8")
+    assert not start("7", 2)
+    told: list[str] = []
+
+    def attempt(run: RunSettings) -> Outcome:
+        assert run.saving is not None
+        assert not run.saving.resume
+        return Outcome(exit_code=1, seconds=0.0, interrupted=True)
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with_restarts(RunSettings(script="x.py", saving=typed), tmp_path, lambda event: told.append(str(event)), attempt)
+    assert "holds the state of Slurm job 8. This job, 7, starts from the beginning" in told[0]
 
 
 def test_the_batch_script_has_what_was_asked() -> None:

@@ -56,6 +56,20 @@ for step in range(100_000):
 """
 
 
+WIDE = """
+import torch
+from torch import nn
+model = nn.Linear(512, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.randn(96, 512), batch_size=4)
+for x in loader:
+    loss = model(x).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     with namespaces.hosts(tmp_path_factory.mktemp("hosts"), 3) as found:
@@ -137,6 +151,22 @@ def test_the_same_numbers_under_other_strategies(hosts: Hosts, folder: Path, str
     numbers = [float(word.strip("[],")) for word in found.stdout.split() if word != "True"]
     assert numbers == pytest.approx([float(word.strip("[],")) for word in plain if word != "True"], rel=1e-9)
     nothing_is_left(hosts)
+
+
+def test_a_parameter_server_has_workers_on_other_hosts(hosts: Hosts, folder: Path) -> None:
+    """They reach it over the network, although these hosts have one file system, and make all of their steps."""
+    (folder / "wide.py").write_text(WIDE)
+
+    def sent() -> int:
+        return int(hosts.within(1, "cat", "/sys/class/net/eth0/statistics/tx_bytes").stdout)
+
+    before = sent()
+    found = done(hosts, "--strategy", "server", "wide.py", spec="host0:1,host1:1")
+    assert found.returncode == 0, found.stderr
+    assert sent() - before > 12 * 512 * 512 * 4  # the gradients of its half of the batches
+    assert "the others go on without it" not in found.stderr
+    record = next((folder / "paceline-runs").iterdir())
+    assert [len((record / f"steps.rank{rank}.jsonl").read_text().splitlines()) for rank in range(2)] == [12, 12]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from works import at_end, even, work
 from paceline.plan.cluster import PRESETS, Cluster
 from paceline.plan.fabric import Fabric
 from paceline.plan.search import Progress, knee, search
-from paceline.plan.step import Model, Setup, replay
+from paceline.plan.step import Model, Setup, queued, replay
 from paceline.plan.workload import Point
 
 NODES = Cluster(hosts=64, gbit_per_s=8, goodput=1.0, latency=1e-9, local_latency=1e-9)  # 1 GB/s
@@ -69,7 +69,40 @@ def test_a_server_is_limited_by_what_all_workers_send_to_it():
     found = Model(some, Fabric(cluster)).predict(Setup(workers=8, batch=64, strategy="server"))
     # Eight workers' gradients in and parameters out: 1.6 GB at 1 GB/s.
     assert found.seconds == pytest.approx(1.6, rel=0.01)
-    assert found.bottleneck == "the servers' network"
+    assert found.bottleneck == "the memory of the server's host"
+    # On 101 hosts, a hundred share the network of the server's host, in each direction.
+    wide = Fabric(msgspec.structs.replace(NODES, hosts=101))
+    found = Model(some, wide).predict(Setup(workers=101, batch=808, strategy="server"))
+    assert found.seconds == pytest.approx(10, rel=0.01)
+    assert found.bottleneck == "the network of the server's host"
+    # Two are bound by their own gradients out, and then parameters in.
+    found = Model(some, Fabric(NODES)).predict(Setup(workers=2, batch=16, strategy="server"))
+    assert found.seconds == pytest.approx(0.21, rel=0.01)
+
+
+def test_workers_wait_for_each_other_at_the_server():
+    assert queued(0.5, (0.3, 0.3), 1) == pytest.approx(1.1)
+    # Never less than alone, or than the busiest station allows; never more than if all always waited for all.
+    for number in range(2, 70):
+        found = queued(0.5, (0.3, 0.3), number)
+        assert max(1.1, number * 0.3) <= found <= 0.5 + 2 * number * 0.3
+    assert queued(0.5, (0.3, 0.3), 64) == pytest.approx(queued(0.5, (0.3, 0.3), 65), rel=0.05)
+
+
+def test_central_storage_averages_and_then_copies_all_parameters_to_every_worker():
+    cluster = msgspec.structs.replace(NODES, hosts=1, slots=4, memory_gb_per_s=1)
+    model = Model(work(0.4, 64, at_end(1e8)), Fabric(cluster))
+    averaged, found = (model.predict(Setup(workers=4, batch=64, strategy=name)) for name in ("mirrored", "central"))
+    # Gradients and parameters to the host, and four copies back: 600 MB at 1 GB/s.
+    assert found.seconds - averaged.seconds == pytest.approx(0.6, rel=0.01)
+
+
+def test_a_pipelines_link_carries_activations_and_then_their_gradients():
+    some = work(0.3, 10, cut=1e8, blocks=2)
+    found = Model(some, Fabric(NODES)).predict(Setup(workers=2, batch=10, strategy="pipeline", model=2))
+    # 1 GB each way in 4 micro-batches: 0.05 s and 0.1 s of compute hide that much of it; 250 MB fill and 250 MB empty.
+    assert found.parts["communication"] == pytest.approx(0.95 + 0.9 + 0.5, rel=0.01)
+    assert "chunks" not in found.strategy
 
 
 def test_sharded_workers_hold_a_part_of_parameters_gradients_and_states():
@@ -81,9 +114,18 @@ def test_sharded_workers_hold_a_part_of_parameters_gradients_and_states():
     whole = model.memory(Setup(workers=4, batch=32, bucket=0), 8)
     part = model.memory(Setup(workers=4, batch=32, strategy="sharded", bucket=0), 8)
     assert (whole, part) == (8008, 8008 - 8000 * 3 / 4)  # parameters, gradients and two states
-    sent = model.predict(Setup(workers=4, batch=32, strategy="sharded")).parts["communication"]
-    copied = model.predict(Setup(workers=4, batch=32)).parts["communication"]
-    assert sent == pytest.approx(copied, rel=0.01)  # of one bucket, a gather and a reduce-scatter are exposed
+    # Two copies of the parameters, the gradients, and a share of the states, which lie in memory of the host.
+    assert model.memory(Setup(workers=4, batch=32, strategy="central"), 8) == 8 + 2 * 2000 + 2000 + 4000 / 4
+
+
+def test_sharded_workers_send_twice_the_bytes_over_gloo_and_hide_most_of_them_on_gpus():
+    def exposed(cluster: Cluster, strategy: str) -> float:
+        model = Model(work(1, 8, at_end(2e9)), Fabric(cluster))
+        return model.predict(Setup(workers=4, batch=32, strategy=strategy, algorithm="ring")).parts["communication"]
+
+    # Two gathers, and a whole sum of which each worker keeps a part.
+    assert exposed(NODES, "sharded") == pytest.approx(2 * exposed(NODES, "mirrored"), rel=0.01)
+    assert exposed(PRESETS["dgxh100"], "sharded") < exposed(PRESETS["dgxh100"], "mirrored") / 2
 
 
 def test_progress_at_the_critical_batch_needs_twice_the_samples():

@@ -28,7 +28,7 @@ class Loaded:
 
     step: int | None
     extra: Any  # as it was saved
-    saved: dict[str, Any]  # by whom: versions of paceline and torch, strategy, workers, time
+    saved: dict[str, Any]  # by whom: versions of paceline and torch, strategy, workers, time, Slurm job
 
 
 def load(

@@ -57,7 +57,7 @@ class Manifest:
     """The content of checkpoint.json."""
 
     step: int | None = None
-    saved: dict[str, Any] = field(default_factory=dict)  # who saved it: versions, strategy, workers, time
+    saved: dict[str, Any] = field(default_factory=dict)  # who saved it: versions, strategy, workers, time, Slurm job
     parts: dict[str, Any] = field(default_factory=dict)  # by name: {"kind", "state"}, tensors by reference
     extra: Any = None
     random: list[Any] = field(default_factory=list)  # random-number states, one for each stream of its own

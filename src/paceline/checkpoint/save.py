@@ -62,7 +62,8 @@ def save(
     parts, values = named_parts({name: value for name, value in given.items() if value is not None})
     states = [Part(name, kind_of(thing), type(thing).__name__, state_of(thing, crew)) for name, thing in parts.items()]
     own = streams.encoded()
-    contents = _contents(states, _with_values(extra, values), step, crew)
+    saving = stage.run.saving if stage is not None else None
+    contents = _contents(states, _with_values(extra, values), step, crew, job=saving.job if saving else "")
     contents.manifest.random = crew.gather(own, "random-number states") if crew.apart else [own]
     with real_files():
         drafts: list[Draft] = []
@@ -73,9 +74,9 @@ def save(
             _write_now(contents, where / name, drafts, crew)
 
 
-def save_states(path: Path, states: list[Part], *, step: int | None, extra: Any) -> int:
+def save_states(path: Path, states: list[Part], *, step: int | None, extra: Any, job: str = "") -> int:
     """Saves states that are not those of objects, in one process; returns the number of tensors."""
-    contents = _contents(states, extra, step, Crew())
+    contents = _contents(states, extra, step, Crew(), job=job)
     draft = Draft(path)
     _write_now(contents, path / draft.name, [draft], Crew())
     return len(contents.tensors)
@@ -108,7 +109,7 @@ def _with_values(extra: Any, values: dict[str, Any]) -> Any:
     return (extra or {}) | values if values else extra
 
 
-def _contents(states: list[Part], extra: Any, step: int | None, crew: Crew) -> Contents:
+def _contents(states: list[Part], extra: Any, step: int | None, crew: Crew, *, job: str) -> Contents:
     if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
         raise UsageError(f"step={step!r} is not a whole number.", advice="Pass the number of steps so far: step=100")
     encoder = Encoder()
@@ -120,6 +121,7 @@ def _contents(states: list[Part], extra: Any, step: int | None, crew: Crew) -> C
             "strategy": strategy_name(),
             "workers": crew.workers,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            **({"job": job} if job else {}),
         },
         parts={
             part.name: {"kind": part.kind, "class": part.class_name, "state": encoder.encode(part.state, part.name)}

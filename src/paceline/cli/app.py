@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 from paceline import __version__
 from paceline.cli.defaults import find_defaults, with_defaults
 from paceline.cli.help import program
-from paceline.cli.mistakes import explained
+from paceline.cli.mistakes import Mistyped, explained
 from paceline.cli.session import Session
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 MISTYPED = 2
 INTERRUPTED = 130  # the exit code that a shell reports for a program ended by SIGINT
-
-# Some versions of Typer bundle click and others import it. In both cases, BadParameter's base class is click's usage
-# error.
-Mistyped = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 # What `paceline --help` says of each verb; its module in this package has it as `app`.
 VERBS = {

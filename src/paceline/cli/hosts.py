@@ -24,7 +24,15 @@ from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.cluster.ssh import FoundHosts, SshHosts
 from paceline.launch.interrupts import exit_code_of
 from paceline.launch.placement import free_ports
-from paceline.settings import MpiProcess, RunSettings, in_ray_job, mpi_process, slurm_allocation
+from paceline.settings import (
+    MpiProcess,
+    RunSettings,
+    SlurmAllocation,
+    in_ray_job,
+    mpi_process,
+    slurm_allocation,
+    slurm_step,
+)
 from paceline.topology import discover
 from paceline.units import count
 
@@ -40,7 +48,10 @@ def cluster_of(
     the run."""
     names_hosts = (asked.hosts, asked.hostfile, asked.discover) != (None, None, None)
     process = mpi_process() if asked.on in (None, "mpi") and not names_hosts else None
-    if process is not None:
+    step = slurm_step() if asked.on is None and asked.rendezvous is None else None
+    if process is not None and step is not None:
+        yield _of_step(step, workers, process)
+    elif process is not None:
         with _under_mpi(session, asked, settings, workers, process) as found:
             yield found
     elif asked.rendezvous is not None:
@@ -102,6 +113,14 @@ def _found(program: str, ssh: str, workers: int | None, most: int | None) -> Fou
             advice=f"Type -n {there} or less, or leave -n out.",
         )
     return found
+
+
+def _of_step(step: SlurmAllocation, workers: int | None, process: MpiProcess) -> tuple[ClusterBackend, int]:
+    """The nodes of an srun on several: its first task starts agents there, as in an allocation; the others end here.
+    Unlike processes of mpirun, tasks of srun may have no way to talk to each other."""
+    if process.rank:
+        raise typer.Exit(0)
+    return (nodes := allocated(step, workers)), total(nodes)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,16 @@ import difflib
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
+
+import typer
 
 from paceline.cli.command_words import declared, is_script, mentions, name_of, options_of, split, takes_value
 from paceline.errors import UsageError
+
+# Some versions of Typer bundle click and others import it. In both cases, BadParameter's base class is click's usage
+# error.
+Mistyped = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 # Options that earlier versions, or other launchers, have; with what to type instead.
 ELSEWHERE = {

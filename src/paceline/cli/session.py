@@ -39,6 +39,7 @@ class Session:
     json: bool = False
     quiet: bool = False
     seeded: bool = False  # a seed was given, and none was drawn
+    reads_only: bool = False  # the command line is read and checked, and the verb does not run
     record: Path | None = None
     lock: int | None = None  # on the record's folder, as long as this command uses it
 

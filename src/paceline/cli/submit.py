@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from paceline.cli.mistakes import Mistyped, explained
 from paceline.cli.options import JsonOptions
 from paceline.cli.session import Session
 from paceline.cli.verb import alone, own_arguments, verb
@@ -63,6 +64,7 @@ def submit(session: Session, asked: SubmitOptions, job: Job, pods: KubernetesJob
     run = [script, *asked.arguments] if is_verb else ["run", *words]
     named = next((word for word in run[1:] if word.endswith(".py")), script)
     name = job.name or (f"{script}-{name_of(named)}"[:40] if is_verb and named != script else name_of(script))
+    played = script_of(session, run)
     total = job.nodes * max(job.workers_per_node, job.gpus_per_node)
     if not job.slurm:
         if not pods.image:
@@ -80,15 +82,29 @@ def submit(session: Session, asked: SubmitOptions, job: Job, pods: KubernetesJob
         )
         _submit(session, text_of(documents(pods)), ["kubectl", "create", "-f", "-"], dry_run=asked.dry_run)
         return
-    if not is_verb and not module and not Path(script).is_file():
+    if played and not Path(played).is_file():
         raise UsageError(
-            f"The script {script!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
+            f"The script {played!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
             advice="Type the path of a Python file, or a module's name after -m.",
         )
     in_image = ["paceline", *counted(run, total)]
     command = in_image if job.container else [sys.executable, "-m", "paceline", *run]
     job = replace(job, name=name, command=command, folder=os.getcwd())
     _submit(session, batch_script(job), ["sbatch"], dry_run=asked.dry_run)
+
+
+def script_of(session: Session, run: Sequence[str]) -> str:
+    """The script that a verb and its words run; empty if it is a module, or if there is none. Reads them as the job
+    will, so that a mistake is told now and not when the job has waited in the queue: raises as that command would."""
+    program = session.context.parent.command
+    command = program.commands[run[0]]
+    alone = Session(verb=run[0], typed=tuple(run), reads_only=True)
+    try:
+        with command.make_context(run[0], [*run[1:]], parent=session.context.parent, obj=alone) as context:
+            command.invoke(context)
+            return "" if context.params.get("module") else context.params.get("script", "")
+    except Mistyped as error:
+        raise explained(error, run, program) from None
 
 
 def _submit(session: Session, text: str, command: Sequence[str], *, dry_run: bool) -> None:
@@ -136,6 +152,7 @@ def submitted(command: Sequence[str], text: str) -> str:
     if done.returncode:
         raise LaunchError(
             f"{command[0]} refused the job: {done.stderr.strip() or done.returncode}",
-            advice="Look at the job: --dry-run",
+            advice="Print the job, and submit nothing: --dry-run"
+            + (". List partitions, time limits and nodes: sinfo" if command[0] == "sbatch" else ""),
         )
     return done.stdout

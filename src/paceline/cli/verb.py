@@ -84,7 +84,8 @@ def taking_options(
                 name: run_settings(**given[name], seeded=session.seeded) if kind is RunSettings else kind(**given[name])
                 for name, kind in taken.items()
             }
-            function(session, **made)
+            if not session.reads_only:
+                function(session, **made)
 
     take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     take.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -1,18 +1,18 @@
 """Runs that start again: with more workers, from the state of a commit, or after a failure, from the last save.
 
-So does a Slurm job that goes back into the queue, with the same batch script and command. A note beside the saved state
-names the job that has begun, and the age of the state at that time: a newer state is the job's own, an older one is
-that of another run.
+So does a Slurm job that goes back into the queue, with the same batch script and command: a saved state names the job
+that has saved it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.checkpoint import manifest
+from paceline.errors import CheckpointError
 from paceline.launch.events import Event, Notice
 from paceline.launch.host import HostsGoneError
 from paceline.record import Outcome
@@ -20,10 +20,13 @@ from paceline.record.schema import FailureKind
 from paceline.settings import JOINED, RunSettings, SaveSettings, slurm_allocation
 from paceline.units import count
 
-SAVED = "checkpoint.json"  # in the folder of a whole checkpoint
 REPLACED = (
     "{folder} holds the state of an earlier run. This run starts from the beginning, and its first save replaces that "
     "state. To go on from it, type: --resume auto"
+)
+OTHERS = (
+    "{folder} holds the state of Slurm job {other}. This job, {job}, starts from the beginning, and its first save "
+    "replaces that state. If both jobs run, give each a folder of its own: --save-to"
 )
 UNUSED = "Nothing was saved: the script makes no paceline.Elastic, or no commit. See docs/elastic.md."
 
@@ -40,7 +43,7 @@ def with_restarts(
     if saving is None:
         return attempt(run)
     first = _age(saving.folder)
-    saving = of_this_job(saving, first)
+    saving = of_this_job(saving)
     run = dataclasses.replace(run, saving=saving)
 
     def tell(text: str) -> None:
@@ -48,7 +51,12 @@ def with_restarts(
         on_event(Notice(text))
 
     if first and not saving.resume:
-        tell(REPLACED.format(folder=saving.folder))
+        other = saved_by(saving.folder) if saving.job else ""
+        tell(
+            (REPLACED if other in ("", saving.job) else OTHERS).format(
+                folder=saving.folder, other=other, job=saving.job
+            )
+        )
     while True:
         before = _age(saving.folder)
         gone: HostsGoneError | None = None
@@ -92,25 +100,24 @@ def _lost(outcome: Outcome, gone: HostsGoneError | None) -> set[str]:
 def _age(folder: str) -> int:
     """When the checkpoint in this folder was made; 0: there is none."""
     try:
-        return (Path(folder) / SAVED).stat().st_mtime_ns
+        return (Path(folder) / manifest.NAME).stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
 
-def of_this_job(saving: SaveSettings, age: int) -> SaveSettings:
-    """The settings, with the saved state to go on from if this job has saved one in an earlier start. `age` is that of
-    the saved state; 0: there is none. Called once at the start of a run, by its launcher."""
+def of_this_job(saving: SaveSettings) -> SaveSettings:
+    """The settings, with the saved state to go on from if this job has saved it in an earlier start. Called once at the
+    start of a run, by its launcher."""
     allocation = slurm_allocation()
     if allocation is None:
         return saving
-    note = Path(f"{saving.folder}.job")
-    begun = ""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        begun = note.read_text()
-    job, _, before = begun.partition(" ")
-    if allocation.restarts and job == allocation.job:
-        return dataclasses.replace(saving, resume=saving.folder) if age and str(age) != before else saving
-    with contextlib.suppress(OSError):  # a folder that cannot be written fails at the first save, with its reason
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(f"{allocation.job} {age}")
-    return saving
+    own = bool(allocation.restarts) and saved_by(saving.folder) == allocation.job
+    return dataclasses.replace(saving, job=allocation.job, resume=saving.folder if own else saving.resume)
+
+
+def saved_by(folder: str) -> str:
+    """The Slurm job that has saved the state in this folder; empty if none has, or if the state cannot be read."""
+    try:
+        return str(manifest.read(Path(folder)).saved.get("job", ""))
+    except CheckpointError:
+        return ""

@@ -59,11 +59,19 @@ def make_plan(
             f"--strategy {strategy}: {why}. Strategies: {', '.join(known)}.",
             advice="Add --activations, such as 2MiBx24." if strategy in STRATEGIES else "Type: --strategy mirrored",
         )
+    slots = fabric.cluster.slots
+    if strategy == "central" and max(numbers) > slots:
+        raise UsageError(
+            f"--strategy central keeps the parameters in the memory of one host; -n {max(numbers)} needs "
+            f"{-(-max(numbers) // slots)} hosts of {count(slots, 'worker')}.",
+            advice=f"Type: -n {slots} or less, or --strategy sharded",
+        )
     progress = Progress.of(work)
 
     def predict(name: str, workers: int) -> Predicted:
-        batch = float(work.batch * (workers if weak else 1))
-        copy = min(workers, fabric.cluster.slots, work.blocks) if name in ("pipeline", "mesh") else 1
+        # Under `server`, each worker takes whole batches of the script.
+        batch = float(work.batch * (workers if weak or name == "server" else 1))
+        copy = min(workers, slots, work.blocks) if name in ("pipeline", "mesh") else 1
         setup = Setup(
             workers=workers,
             batch=batch,
@@ -78,7 +86,7 @@ def make_plan(
         found.relative_time = None  # of numbers of workers, only ratios of samples/s are shown
         return found
 
-    everything = {name: [predict(name, n) for n in numbers] for name in known}
+    everything = {name: [predict(name, n) for n in numbers if name != "central" or n <= slots] for name in known}
     unknown = list(work.unknown)
     if max(numbers) > len(work.scatter):
         unknown.append(

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from paceline.plan.fabric import ALGORITHMS
-from paceline.plan.step import Model, Predicted, Setup
+from paceline.plan.step import MICRO, Model, Predicted, Setup
 from paceline.plan.workload import Workload
 
 Goal = Literal["time", "cost", "efficiency"]
@@ -76,12 +76,12 @@ def setups(model: Model, *, largest: int, batches: Sequence[float], speed: float
                     yield Setup(**common, algorithm=algorithm, bucket=bucket)  # type: ignore[arg-type]
             for bucket in BUCKETS:
                 yield Setup(**common, strategy="sharded", bucket=bucket)  # type: ignore[arg-type]
-            for strategy in ("central", "server"):
+            for strategy in ("central", "server") if workers <= cluster.slots else ("server",):  # central: one host
                 yield Setup(**common, strategy=strategy)  # type: ignore[arg-type]
             for copy in (2, 4, 8, 16) if work.cut else ():
                 if workers % copy or copy > max(work.blocks, 1):
                     continue
-                for micro in (8, 32):
+                for micro in (MICRO, 8, 32):
                     if batch / (workers / copy) >= micro:
                         yield Setup(**common, strategy="pipeline", model=copy, micro=micro)  # type: ignore[arg-type]
                 if copy <= cluster.slots:

@@ -7,7 +7,7 @@ draws from the measured scatter of a worker's work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 
@@ -17,6 +17,8 @@ from paceline.plan.fabric import ALGORITHMS, Fabric, Place
 from paceline.plan.workload import Point, Workload
 
 BUCKET = 25 << 20  # bytes: Paceline's own size
+MICRO = 4  # micro-batches of `--strategy pipeline` where none are typed
+QUEUED = 64  # customers from which a queue's bounds are as good as its analysis
 MODEL_ERROR = 0.25  # half width of the interval where no run of the record has been predicted: see `plan --check`
 CAUSES = ("compute", "communication", "bubble", "straggle", "input")
 STRATEGIES = ("mirrored", "sharded", "central", "server", "pipeline", "mesh")
@@ -33,7 +35,7 @@ class Setup:
     algorithm: str = "hierarchical"
     bucket: float = BUCKET
     model: int = 1
-    micro: int = 8  # micro-batches of a pipeline
+    micro: int = MICRO  # micro-batches of a pipeline
     speed: float = 1.0  # of a worker, relative to the record's
     base: float = 0.0  # rows of the one worker that efficiency compares with; 0: those of each worker
     devices: tuple[int, ...] = ()
@@ -43,7 +45,8 @@ class Setup:
         data = self.workers // self.model
         if self.model == 1 or self.strategy not in ("pipeline", "mesh"):
             return self.strategy
-        return f"{self.strategy} {self.model}" + (f" × mirrored {data}" if data > 1 else "")
+        chunks = f" (chunks={self.micro})" if self.strategy == "pipeline" and self.micro != MICRO else ""
+        return f"{self.strategy} {self.model}{chunks}" + (f" × mirrored {data}" if data > 1 else "")
 
 
 class Predicted(msgspec.Struct, kw_only=True):
@@ -179,9 +182,14 @@ class Model:
         return self._buckets[size]
 
     def _sharded(self, setup: Setup, forward: float, backward: float, update: float) -> tuple[float, float, float]:
-        """Each bucket of parameters is gathered before its forward and again before its backward, while the bucket
-        before computes; its gradients are reduce-scattered behind its backward."""
+        """Each bucket of parameters is gathered before its forward and again before its backward, and its gradients are
+        reduce-scattered. On GPUs, while the bucket before computes. Over Gloo nothing overlaps, and a reduce-scatter is
+        an all-reduce of which each worker keeps a part."""
         place = self.place(setup.workers, setup.devices)
+        if not self.fabric.gpus:
+            # Around a ring of all workers, a gather is half of a sum.
+            rings = 2 * sum(place.all_reduce("ring", size) for size, _ in self.buckets(setup.bucket))
+            return rings, 0.0, update / setup.workers
         moves = [place.one_way(size) for size, _ in self.buckets(setup.bucket)]
         if not moves:
             return 0.0, 0.0, update
@@ -191,24 +199,26 @@ class Model:
         return ahead + back, 0.0, update / setup.workers
 
     def _central(self, setup: Setup, forward: float, backward: float, update: float) -> tuple[float, float, float]:
-        """Gradients go to the first host's memory, which updates and sends the parameters back. Nothing overlaps."""
-        place, size = self.place(setup.workers, setup.devices), self.workload.gradients
-        cluster = self.fabric.cluster
-        through = setup.workers * size / (cluster.memory_gb_per_s * 1e9)
-        if place.hosts > 1:
-            through = max(through, (setup.workers - place.local) * size / cluster.network)
-        latency = cluster.latency if place.hosts > 1 else cluster.local_latency
-        return 2 * (latency + through), 0.0, update
+        """Gradients are averaged as under `mirrored`. Then each worker copies its share of the parameters and of their
+        gradients to the host's memory and updates it, and every worker copies all parameters back: nothing overlaps."""
+        cluster, size = self.fabric.cluster, self.workload.gradients
+        copied = (2 + setup.workers) * size / (cluster.memory_gb_per_s * 1e9)
+        averaged = replay(self._sums_of(setup), backward)
+        return averaged + 2 * cluster.local_latency + copied, 0.0, update / setup.workers
 
     def _server(self, setup: Setup, forward: float, backward: float, update: float) -> tuple[float, float, float]:
-        """One server on each host, asynchronous: a worker sends gradients and fetches parameters; servers answer N
-        workers."""
+        """One server, on the first host, asynchronous. A worker of another host sends gradients, then fetches
+        parameters; all of them share the network of the server's host, in each direction. For workers of its own host
+        the server reads and writes in memory; they may not be many steps ahead of the others."""
         place, size = self.place(setup.workers, setup.devices), self.workload.gradients
-        cluster = self.fabric.cluster
-        rate = cluster.network if place.hosts > 1 else cluster.memory_gb_per_s * 1e9
-        own = 2 * (cluster.latency if place.hosts > 1 else cluster.local_latency) + 2 * size / rate
-        served = setup.workers * size / (place.hosts * rate)  # in each direction
-        return max(own, 2 * served - forward - backward), 0.0, update
+        cluster, own = self.fabric.cluster, forward + backward + update
+        if away := setup.workers - place.local:
+            cycle = queued(own + 2 * cluster.latency, (size / cluster.network, size / cluster.network), away)
+        else:
+            through = 2 * size / (cluster.memory_gb_per_s * 1e9)
+            cycle = queued(own + 2 * cluster.local_latency, (through,), setup.workers)
+        # The server makes one update after the other.
+        return max(cycle, setup.workers * update) - own, 0.0, update
 
     def _pipeline(self, setup: Setup, forward: float, backward: float, update: float) -> tuple[float, float, float]:
         """Stages of equal work: of m micro-batches and p stages, (p - 1)/m of the work is bubble. Stages are neighbours
@@ -221,7 +231,8 @@ class Model:
         rate = self.fabric.cluster.network if stages > self.fabric.cluster.slots else inner.local_rate
         alpha = self.fabric.cluster.latency if stages > self.fabric.cluster.slots else self.fabric.cluster.local_latency
         moves = 2 * (stages - 1) * (alpha + size / rate)  # filling and emptying; between them, moves overlap
-        slow = max(2 * micro * size / rate - forward - backward, 0.0)
+        # A link carries activations in the forward, and their gradients, the other way, in the backward.
+        slow = sum(max(micro * size / rate - each, 0.0) for each in (forward, backward))
         return self._beside(setup, backward) + moves + slow, bubble, update
 
     def _mesh(self, setup: Setup, forward: float, backward: float, update: float) -> tuple[float, float, float]:
@@ -251,6 +262,8 @@ class Model:
         match setup.strategy:
             case "sharded":
                 held = held / n + 2 * setup.bucket
+            case "central" if not self.fabric.gpus:  # the host's copies are in memory that a worker maps, too
+                held = 2 * parameters + gradients + states / n
             case "central" | "server":
                 held = parameters + gradients
             case "pipeline" | "mesh":
@@ -274,9 +287,10 @@ class Model:
                     "fewer of them: --mod view=slice",
                 )
             if setup.strategy == "server":
-                return "the servers' network", "more servers, or all-reduce (mirrored)"
+                what = "network" if place.hosts > 1 else "memory"
+                return f"the {what} of the server's host", "all-reduce (mirrored)"
             if setup.strategy == "central":
-                return "one host's memory, through which all gradients go", "mirrored"
+                return "one host's memory, through which all parameters go", "mirrored"
             if setup.strategy == "mesh":
                 return "sums of activations: " + place.limit(), "fewer workers for one copy of the model"
             latency = self._latency(setup, place)
@@ -316,9 +330,23 @@ def replay(sums: list[tuple[float, float]], backward: float) -> float:
     return max(free - backward, 0.0)
 
 
+def queued(alone: float, stations: Sequence[float], customers: int) -> float:
+    """Seconds of a round of each of N customers, who spend `alone` by themselves and then need each station for so
+    long: the usual mean-value analysis of a closed network of queues, for many customers its bounds."""
+    cycle = alone + sum(stations)
+    if customers > QUEUED:
+        return max(cycle, customers * max(stations))
+    waiting = [0.0] * len(stations)
+    for number in range(1, customers + 1):
+        took = [need * (1 + there) for need, there in zip(stations, waiting, strict=True)]
+        cycle = alone + sum(took)
+        waiting = [each * number / cycle for each in took]
+    return cycle
+
+
 def best_algorithm(model: Model, setup: Setup) -> Setup:
     """The setup with the algorithm of the shortest step."""
-    if setup.workers == 1 or setup.strategy not in ("mirrored", "pipeline", "mesh"):
+    if setup.workers == 1 or setup.strategy not in ("mirrored", "central", "pipeline", "mesh"):
         return setup
     tried = [replace(setup, algorithm=name) for name in ALGORITHMS if name != "copy"]
     return min(tried, key=lambda each: model.predict(each, words=False).seconds)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import ScriptError, UsageError
@@ -34,6 +36,7 @@ from paceline.strategies.server.stale.correction import Kind
 from paceline.wire.channel import Access, Keys
 from paceline.wire.link import LinkStore, link_of_this_process
 
+LAST = 30.0  # seconds that rank 0 waits, at its end, for the last steps of workers of other hosts
 CORRECTED: dict[Kind, str] = {
     "momentum": "each worker has a momentum of its own",
     "rate": "the learning rate of an update is divided by its staleness",
@@ -102,6 +105,7 @@ class ParameterServer(BaseStrategy):
                 advice='Type: paceline run -n 4 --strategy "server(staleness=4)" train.py',
             )
         self.rank, self.world = settings.rank, settings.world
+        self._several_hosts = settings.hosts > 1
         stage.pulse.notice(self._first_line())
         self._store = LinkStore(link).within("paceline/servers")
         met = self._meet(settings, self._store)
@@ -132,6 +136,7 @@ class ParameterServer(BaseStrategy):
         keys = Keys.make()
         config = ServerConfig(
             keys=keys,
+            network=settings.address if settings.hosts > 1 else "",
             folder=os.path.realpath(Path(settings.control.removeprefix("ipc://")).parent),
             record=settings.record,
             servers=self.servers,
@@ -212,8 +217,19 @@ class ParameterServer(BaseStrategy):
         if self.client is not None:
             if self.rank == 0 and self.deal == "free":
                 self._store.set("over", b"")
+            if self.rank == 0 and self._several_hosts:
+                self._wait_for_others()
             self.client.close()
             self.client = None
+            if self.rank and self._several_hosts:
+                self._store.set(f"done/{self.rank}", b"")
+
+    def _wait_for_others(self) -> None:
+        """On several hosts, the servers end with the workers of rank 0's host, so it waits until the others have made
+        their last steps. A worker that is lost never does, and is given up after a while."""
+        others = [f"done/{rank}" for rank in range(1, self.world)]
+        with suppress(dist.DistStoreError), self._waiting("the last steps of the other workers"):
+            self._store.wait(others, timeout=timedelta(seconds=LAST))
 
     def _exchange(self, optimizer: torch.optim.Optimizer) -> Exchange:
         """The optimizer's parameters on the servers; puts them there at the first call."""

@@ -43,7 +43,8 @@ class Sharded(Mirrored):
     """FSDP2 over all workers, or over each group of them: each holds a part of weights, gradients and state.
 
     Take it if the model itself does not fit on one device. Costs half as many bytes again as Mirrored: weights are
-    gathered in forward and in backward. When a peer dies, the message that misses it raises.
+    gathered in forward and in backward. Over Gloo twice the bytes, and nothing overlaps. When a peer dies, the message
+    that misses it raises.
     """
 
     name = "sharded"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +13,11 @@ from typing import Any
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.process import ProcessAgent, agent_command
+from paceline.settings import ray_address
 
 _ROOM = 60.0  # seconds for Ray to find room for all workers
+_ANSWER = 10.0  # seconds for the head of a cluster to answer
+_PLACE = re.compile(r"(?P<host>[^/:]+):(?P<port>\d+)")
 
 
 class Actor:
@@ -51,10 +56,17 @@ class RayHosts:
             raise UsageError("--on ray: Ray is not installed here.", advice="Type: pip install ray") from None
         options = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
         self._was_there = self._ray.is_initialized()
+        if not self._was_there:
+            _check_answers(ray_address())
         try:
             self._ray.init(address="auto", log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except ConnectionError:
             self._ray.init(**options)
+        except (ValueError, RuntimeError) as error:  # a malformed RAY_ADDRESS; another version of Ray or Python there
+            raise LaunchError(
+                f"--on ray: this process cannot use the Ray cluster: {str(error).strip().splitlines()[0]}",
+                advice="Look at `ray status` and at RAY_ADDRESS. Ray and Python need the same versions on all nodes.",
+            ) from None
         try:
             self._actors = self._placed(workers)
         except BaseException:
@@ -102,6 +114,20 @@ class RayHosts:
             self._ray.shutdown()
 
 
+def _check_answers(address: str) -> None:
+    """LaunchError if nothing answers at a host and port. Ray itself tries for minutes, and names its own parts."""
+    found = _PLACE.fullmatch(address)
+    if found is None:
+        return
+    try:
+        socket.create_connection((found["host"], int(found["port"])), timeout=_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise LaunchError(
+            f"--on ray: no Ray cluster answers at RAY_ADDRESS={address} ({error}).",
+            advice="Look at `ray status`, set RAY_ADDRESS to the head's host:port, or unset it for a local cluster.",
+        ) from None
+
+
 class RayAgent:
     """An agent that an actor has started."""
 
@@ -114,6 +140,8 @@ class RayAgent:
             return None
         try:
             why: str | None = self._ray.get(self._asked)
+        except self._ray.exceptions.ActorUnavailableError:
+            why = None  # it may answer again; the controller gives up a host by itself that is silent for too long
         except self._ray.exceptions.RayError as error:
             return f"its Ray actor has ended: {str(error).splitlines()[0]}"
         self._asked = self._actor.ended.remote()

@@ -33,7 +33,8 @@ class Border(msgspec.Struct, kw_only=True):
         here = f"{count(self.workers, 'worker')} on {count(self.hosts, 'host')} instead of one"
         ratio = f"{self.kept:.2f}× the speed ({self.low:.2f}–{self.high:.2f})"
         if self.tied:
-            return f"The border between hosts: {here} have {ratio}: no difference beyond the interval of the rounds."
+            why = "the rounds are too few to tell" if self.low == self.high else "no difference beyond their interval"
+            return f"The border between hosts: {here} have {ratio}: {why}."
         costs = [
             f"{cost * 100:.0f} points go to {cause}"
             for cause, cost in sorted(self.lost.items(), key=lambda each: -each[1])

@@ -111,7 +111,7 @@ class TorchState(ObjectState):
         saving = of_this_process().run.saving
         assert saving is not None
         parts = [Part(name, "object", "", handler.saved) for name, handler in self._handlers.items()]
-        save_states(Path(saving.folder), parts, step=None, extra=self._saved_state)
+        save_states(Path(saving.folder), parts, step=None, extra=self._saved_state, job=saving.job)
 
     def read(self) -> None:
         saving = of_this_process().run.saving
