@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paceline.comm.coalesced import AT_ONCE
 from paceline.comm.group import Group
 from paceline.spread.stage_tensor import StageTensor
-
-AT_ONCE = 32 << 20  # bytes of a message
 
 
 class DividedState(defaultdict[Any, Any]):

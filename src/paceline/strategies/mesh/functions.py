@@ -318,7 +318,7 @@ def _set_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         )
     value = value.shard if isinstance(value, ShardedParameter) else value
     if isinstance(value, DTensor):
-        target.shard = alias(relaid(value, target.shard.placements[0]))
+        target.shard = alias(relaid(value, target.shard.placements))
     else:
         target.shard = split_like(value, target.shard)
 

@@ -79,8 +79,8 @@ def _shard_of(value: Any) -> Any:
 def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: str = "") -> None:
     """This object becomes a `ShardedParameter` that is split along `dim`, which has this name in the layout. Every
     worker calls it, with equal values; nothing is sent."""
-    shard = split(parameter.detach(), mesh, Shard(dim))
-    grad = None if parameter.grad is None else split(parameter.grad, mesh, Shard(dim))
+    shard = split(parameter.detach(), mesh, (Shard(dim),))
+    grad = None if parameter.grad is None else split(parameter.grad, mesh, (Shard(dim),))
     made = make_wrapper_subclass(
         ShardedParameter,
         parameter.shape,
@@ -157,9 +157,9 @@ class _Enter(Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: ShardedParameter) -> DTensor:
-        ctx.placement = parameter.shard.placements[0]
+        ctx.placements = parameter.shard.placements
         return alias(parameter.shard)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> DTensor:
-        return relaid(grad, ctx.placement)
+        return relaid(grad, ctx.placements)

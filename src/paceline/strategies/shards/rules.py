@@ -22,7 +22,17 @@ from paceline.script import tree
 from paceline.script.patches import all_of, patch
 from paceline.script.rows import crossings
 from paceline.script.rows.crossings import HALF
-from paceline.spread.dtensors import like, local_of, part_like, part_of, shard_dim, split_like, summed, whole_of
+from paceline.spread.dtensors import (
+    cuts_of,
+    is_laid_like,
+    like,
+    local_of,
+    part_like,
+    part_of,
+    split_like,
+    summed,
+    whole_of,
+)
 from paceline.spread.functions import ELEMENTWISE, FACTS, fitting, is_in_place, norms, of_lists, patch_dtensors, root_of
 from paceline.spread.write_back import LentCopies
 from paceline.torch_private import no_torch_function
@@ -95,7 +105,9 @@ class Rules:
                     if isinstance(result, torch.Tensor) and result.device == part_of(first).device:
                         return like(result, first)
             elif alone and name == "sum":
-                total = summed(local_of(first).sum(), first.device_mesh)
+                total = local_of(first).sum()
+                for _, axis, _ in cuts_of(first):
+                    total = summed(total, axis)
                 return crossings.share(total, self._rows) if self._inside() else total
             elif alone and name in ("norm", "vector_norm") and not learns:
                 return norms([func(part_of(first).detach())], [first], 2)[0]
@@ -127,7 +139,7 @@ class Rules:
 
     def _own(self, value: Any, like: DTensor) -> Any:
         """What a function of this worker's part needs of a value, with its graph."""
-        same = isinstance(value, DTensor) and shard_dim(value) == shard_dim(like)
+        same = isinstance(value, DTensor) and is_laid_like(value, like)
         return local_of(value) if same else fitting(value, like, self.whole)
 
     # -- writing back ----------------------------------------------------------------------------------------------
@@ -153,4 +165,4 @@ def _fit(tensors: list[torch.Tensor]) -> bool:
     with no_torch_function():
         cut = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
         shapes = {tensor.shape for tensor in tensors if tensor.dim()}
-        return len(shapes) == 1 and bool(cut) and all(tensor.dim() and shard_dim(tensor) is not None for tensor in cut)
+        return len(shapes) == 1 and bool(cut) and all(tensor.dim() and cuts_of(tensor) for tensor in cut)
