@@ -6,6 +6,7 @@ Every worker of the axis calls the same functions in the same order. If a peer i
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -50,6 +51,17 @@ _OPERATORS = {name for name in IN_PLACE.split() if name.startswith("__")}
 def is_in_place(name: str) -> bool:
     """Whether the function changes its first argument."""
     return name in _OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def attribute_of(descriptor: Any) -> str:
+    """The name of a tensor's attribute; a property that has taken the place of torch's own has none."""
+    named: str | None = getattr(descriptor, "__name__", None)
+    return named or next((name for name in ("grad", "data") if vars(torch.Tensor).get(name) is descriptor), "")
+
+
+def is_torchs_own(frame: FrameType) -> bool:
+    """Whether this is code of torch's own, as FSDP2, which means a part where it names a DTensor."""
+    return str(frame.f_globals.get("__name__", "")).startswith("torch.distributed.")
 
 
 def patch_dtensors(answer: Callable[..., Any], whole: Callable[[Any], torch.Tensor]) -> Callable[[], None]:

@@ -330,15 +330,15 @@ def _in_place_of(module: nn.Module, others: dict[int, Any]) -> Iterator[None]:
     """The module has other parameters meanwhile, by the ids of its own."""
     kept = [(inner, name, p) for inner in module.modules() for name, p in inner._parameters.items() if id(p) in others]
     for inner, name, parameter in kept:
-        _put(inner, name, others[id(parameter)])
+        put(inner, name, others[id(parameter)])
     try:
         yield
     finally:
         for inner, name, parameter in kept:
-            _put(inner, name, parameter)
+            put(inner, name, parameter)
 
 
-def _put(module: nn.Module, name: str, parameter: Any) -> None:
+def put(module: nn.Module, name: str, parameter: Any) -> None:
     """Directly, unless the module's class listens: a recurrent layer has its weights in a list, too."""
     if getattr(module.__setattr__, "__func__", None) is nn.Module.__setattr__:
         module._parameters[name] = parameter

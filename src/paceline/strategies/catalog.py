@@ -51,12 +51,11 @@ def _beside_data(given: Mapping[str, Value]) -> int:
 
 
 def _of_mesh(given: Mapping[str, Value]) -> tuple[str, str]:
-    tensor = given["model"] != 1 or given["layout"] or given["dimensions"]
-    several = sum(map(bool, (tensor, given["shard"] != 1, given["pipe"] != 1))) > 1
-    if several or not given["shard"] or not given["model"] or not given["pipe"]:
+    parts = given["model"] != 1 or given["shard"] != 1 or given["layout"] or given["dimensions"]
+    if (parts and given["pipe"] != 1) or not given["shard"] or not given["model"] or not given["pipe"]:
         return (
-            "beside data, a mesh has the axis model, with a layout, or the axis shard, or the axis pipe, with at least "
-            "one worker each",
+            "beside data, a mesh has the axes model, with a layout, and shard, or the axis pipe, with at least one "
+            "worker each",
             '--strategy "mesh(data=2,shard=2)", "mesh(data=2,model=2)" or "mesh(data=2,pipe=2)"',
         )
     return "", ""

@@ -39,7 +39,7 @@ from paceline.spread.dtensors import (
     split_like,
     whole_of,
 )
-from paceline.spread.functions import ELEMENTWISE, FACTS, is_in_place, of_lists, root_of
+from paceline.spread.functions import ELEMENTWISE, FACTS, attribute_of, is_in_place, of_lists, root_of
 from paceline.spread.write_back import LentCopies
 from paceline.strategies.mesh import class_losses, layers, operand_check, transforms
 from paceline.strategies.mesh.sharded_parameter import (
@@ -89,7 +89,7 @@ def _kind(f: Any) -> tuple[Any, str]:
 def _find_kind(f: Any) -> tuple[Any, str]:
     name: str = getattr(f, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
-        of = _attribute(f.__self__)
+        of = attribute_of(f.__self__)
         if of in COMPUTED:
             return _gathered, of
         if of in ("data", "grad"):
@@ -117,12 +117,6 @@ def _find_kind(f: Any) -> tuple[Any, str]:
         if root in names:
             return kind, name
     return _gathered, name
-
-
-def _attribute(descriptor: Any) -> str:
-    """The name of a tensor's attribute; a property that has taken the place of torch's own has none."""
-    named: str | None = getattr(descriptor, "__name__", None)
-    return named or next(name for name in ("grad", "data") if vars(torch.Tensor).get(name) is descriptor)
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -33,17 +33,42 @@ from paceline.spread.dtensors import (
     summed,
     whole_of,
 )
-from paceline.spread.functions import ELEMENTWISE, FACTS, fitting, is_in_place, norms, of_lists, patch_dtensors, root_of
+from paceline.spread.functions import (
+    ELEMENTWISE,
+    FACTS,
+    attribute_of,
+    fitting,
+    is_in_place,
+    is_torchs_own,
+    norms,
+    of_lists,
+    patch_dtensors,
+    root_of,
+)
 from paceline.spread.write_back import LentCopies
 from paceline.torch_private import no_torch_function
+
+
+class Beside(NamedTuple):
+    """How DTensors behave that do not lie on the axis shard: layers and activations of a model's call that are split
+    over another axis."""
+
+    answer: Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+    whole: Callable[[Any], torch.Tensor]
 
 
 class Rules:
     """The rules of one worker. `rows`: the workers that share the rows of a sliced call. `inside`: whether such a call
     is running. `rebound(parameter)`: the memory of this parameter was replaced (`p.data = …`)."""
 
-    def __init__(self, rows: Group, inside: Callable[[], bool], rebound: Callable[[DTensor], None]) -> None:
-        self._rows, self._inside, self._rebound = rows, inside, rebound
+    def __init__(
+        self,
+        rows: Group,
+        inside: Callable[[], bool],
+        rebound: Callable[[DTensor], None],
+        beside: Beside | None = None,
+    ) -> None:
+        self._rows, self._inside, self._rebound, self._beside = rows, inside, rebound, beside
         self.operands = Operands(DTensor)
         # Gathered copies: what the script writes into views of them is written back to the parts.
         self._copies = LentCopies((DTensor,), self.whole, self._keep, part_of)
@@ -61,6 +86,8 @@ class Rules:
 
     def whole(self, tensor: DTensor) -> torch.Tensor:
         """The whole tensor, plain. In a sliced call each worker computes a part of its gradient; outside, all of it."""
+        if self._beside is not None and not _lies_on_shard(tensor):
+            return self._beside.whole(tensor)
         self.write_back()
         whole = whole_of(tensor)
         return crossings.share(whole, self._rows) if self._inside() else whole
@@ -74,9 +101,15 @@ class Rules:
 
     def apply(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls one of torch's functions, whose arguments contain sharded tensors."""
-        if str(sys._getframe(2).f_globals.get("__name__", "")).startswith("torch.distributed."):  # torch's own code
+        if is_torchs_own(sys._getframe(2)):
             with no_torch_function():
                 return func(*args, **kwargs)
+        if self._beside is not None:
+            lie = [_lies_on_shard(leaf) for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+            if not any(lie):
+                return self._beside.answer(func, types, args, kwargs)
+            if not all(lie):
+                args, kwargs = tree.replace((args, kwargs), self._none_beside)
         self.write_back()
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
@@ -114,6 +147,9 @@ class Rules:
         aims = [leaf for leaf in tree.leaves(args[:1]) if isinstance(leaf, DTensor)] if in_place else []
         return self._copies.on_wholes(func, args, kwargs, aims)
 
+    def _none_beside(self, leaf: Any) -> Any:
+        return leaf if not isinstance(leaf, DTensor) or _lies_on_shard(leaf) else self.whole(leaf)
+
     def _note(self, *given: Any) -> None:
         """What goes into sharded tensors must be equal on all workers; inside a sliced call it is of own rows."""
         if not self._inside():
@@ -122,8 +158,7 @@ class Rules:
     # -- ways to call ----------------------------------------------------------------------------------------------
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
-        owner = getattr(func, "__self__", None)
-        what = getattr(owner, "__name__", "")
+        what = attribute_of(func.__self__)
         if name == "__set__" and isinstance(args[0], DTensor) and isinstance(args[1], torch.Tensor):
             self._note(args[1])
             given = args[1] if isinstance(args[1], DTensor) else split_like(args[1], args[0])
@@ -152,6 +187,11 @@ class Rules:
         self._note(whole)
         with torch.no_grad():
             part_of(tensor).copy_(part_like(whole.detach(), tensor))
+
+
+def _lies_on_shard(tensor: DTensor) -> bool:
+    with no_torch_function():
+        return "shard" in (tensor.device_mesh.mesh_dim_names or ())
 
 
 def _requires_grad(tensor: torch.Tensor) -> bool:
