@@ -53,6 +53,11 @@ def is_in_place(name: str) -> bool:
     return name in _OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
 
 
+def name_of(f: Any) -> str:
+    """The function's name; of an operator of torch.ops without its overload (`add` of `add.Tensor`)."""
+    return str(getattr(f, "__name__", "")).partition(".")[0]
+
+
 def attribute_of(descriptor: Any) -> str:
     """The name of a tensor's attribute; a property that has taken the place of torch's own has none."""
     named: str | None = getattr(descriptor, "__name__", None)

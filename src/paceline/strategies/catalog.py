@@ -51,12 +51,11 @@ def _beside_data(given: Mapping[str, Value]) -> int:
 
 
 def _of_mesh(given: Mapping[str, Value]) -> tuple[str, str]:
-    parts = given["model"] != 1 or given["shard"] != 1 or given["layout"] or given["dimensions"]
-    if (parts and given["pipe"] != 1) or not given["shard"] or not given["model"] or not given["pipe"]:
+    both = given["shard"] != 1 and given["pipe"] != 1
+    if both or not given["shard"] or not given["model"] or not given["pipe"]:
         return (
-            "beside data, a mesh has the axes model, with a layout, and shard, or the axis pipe, with at least one "
-            "worker each",
-            '--strategy "mesh(data=2,shard=2)", "mesh(data=2,model=2)" or "mesh(data=2,pipe=2)"',
+            "beside data and model, a mesh has the axis shard or the axis pipe, with at least one worker each",
+            '--strategy "mesh(shard=2,model=2)" or "mesh(pipe=2,model=2)"',
         )
     return "", ""
 

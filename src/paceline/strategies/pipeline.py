@@ -125,6 +125,8 @@ class Pipeline(StageParts):
             return
         self.pipe = stage.group.along("pipe", stage.axes.members(stage.group.rank, "pipe"))
         self.pipe.ending, self.pipe.together = stage.ending, stage.together
+        # All replicas of the pipeline; without the workers that divide a stage among them.
+        self.replicas = stage.group.along("replicas", stage.axes.members(stage.group.rank, "pipe", "data"))
         self.post = self.pipe.post("pipe")
         self.holding = Holding(self.pipe)
         stage.pulse.before_waiting = self.holding.numbers.send
@@ -290,7 +292,7 @@ class Pipeline(StageParts):
         replica = stage.rows.rank if split else 0
         each = [sizes_of(size, kind.chunks) for size in slices]
         share = Share(
-            stage.group if split else self.pipe, [n for sizes in each for n in sizes], sum(map(len, each[:replica]))
+            self.replicas if split else self.pipe, [n for sizes in each for n in sizes], sum(map(len, each[:replica]))
         )
 
         def drawing(part: Split, made: int) -> Any:
@@ -346,6 +348,7 @@ class Pipeline(StageParts):
         self._has_cut = True
         if known is not None:
             cutting = known.also(cutting)
+        self._lay_out(module)
         owners = cutting.owners()
         parameters, mine = list(parameters_in(module)), self.pipe.rank
         numbers = [n for n, p in enumerate(parameters) if any(s % self.stages == mine for s in owners[p])]
@@ -359,6 +362,9 @@ class Pipeline(StageParts):
         proven = {module.training} | (set() if before is None else before.proven)
         schedule = Schedule(self.holding.team, self.stage.rows, self.post, cutting, device, self.clock)
         return StagedModel(schedule, parameters, numbers, proven, parts_of(module))
+
+    def _lay_out(self, module: nn.Module) -> None:
+        """The module's parameters are about to be given to their stages."""
 
     def _tell_stages(
         self, cutting: Cutting, owners: dict[nn.Parameter, tuple[int, ...]], kept: int, total: int

@@ -2,7 +2,7 @@
 
     paceline run -n 4 --strategy "mesh(data=2,model=2)" train.py
 
-With the axis shard, too, it is a `ShardedMesh`; the axis pipe, in place of model, is a `Pipeline` with replicas.
+With the axis shard, too, it is a `ShardedMesh`, and with the axis pipe a `PipedMesh`.
 
 A layout says which dimensions of the parameters are split over the axis model: a matrix product is computed in parts,
 and summed over the axis where the split dimension is the contracted one. The layout changes time and memory, never
@@ -29,10 +29,10 @@ from paceline.spread.dtensors import is_sharded, like, split_like
 from paceline.strategies.mesh import functions, operand_check
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_axis import ModelAxis
+from paceline.strategies.mesh.piped_mesh import PipedMesh
 from paceline.strategies.mesh.sharded_mesh import ShardedMesh
 from paceline.strategies.mesh.sharded_parameter import ShardedParameter, shard_in_place, split_state, whole
 from paceline.strategies.part_gradients import PartGradients
-from paceline.strategies.pipeline import Pipeline
 from paceline.torch_private import parameters_in
 
 
@@ -49,20 +49,20 @@ class Mesh(PartGradients):
     def __new__(
         cls, data: int = 0, model: int = 1, shard: int = 1, pipe: int = 1, layout: str = "", dimensions: str = ""
     ) -> Any:
-        """With the axis shard: a `ShardedMesh`. With the axis pipe: a `Pipeline`."""
+        """With the axis pipe: a `PipedMesh`. With the axis shard: a `ShardedMesh`."""
         words = {"layout": layout, "dimensions": dimensions}
         told = {name: value for name, value in words.items() if value}
-        if pipe == 1 and shard > 0:
-            if shard > 1:
-                return ShardedMesh(data, shard, model, **told)
-            return super().__new__(cls, data=data, model=model, **told)
-        if model != 1 or layout or dimensions or pipe < 1 or shard != 1:
+        if pipe < 1 or shard < 1 or (pipe > 1 and shard > 1):
             raise UsageError(
-                f"mesh(model={model},shard={shard},pipe={pipe}) is not possible: beside data, a mesh has the axes "
-                "model, with a layout, and shard, or the axis pipe.",
-                advice='Type: --strategy "mesh(data=2,shard=2)", "mesh(data=2,model=2)" or "mesh(data=2,pipe=2)"',
+                f"mesh(model={model},shard={shard},pipe={pipe}) is not possible: beside data and model, a mesh has the "
+                "axis shard or the axis pipe.",
+                advice='Type: --strategy "mesh(shard=2,model=2)" or "mesh(pipe=2,model=2)"',
             )
-        return Pipeline(stages=pipe, data=data)
+        if pipe > 1:
+            return PipedMesh(data, pipe, model, **told)
+        if shard > 1:
+            return ShardedMesh(data, shard, model, **told)
+        return super().__new__(cls, data=data, model=model, **told)
 
     def __init__(
         self, data: int = 0, model: int = 1, shard: int = 1, pipe: int = 1, layout: str = "", dimensions: str = ""
@@ -126,7 +126,9 @@ class Mesh(PartGradients):
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters."""
-        plain = plain if self._axis is None else self._axis.calling(plain, (args, kwargs))
+        if self._axis is not None:
+            self._axis.compare((args, kwargs))
+            plain = self._axis.with_plain_outputs(plain)
         return self.stage.views.call(plain, module, args, kwargs)
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_agreement import ModelAgreement
 from paceline.strategies.mesh.sharded_parameter import is_in_use, whole
 from paceline.strategies.mesh.split_output import SplitOutput
-from paceline.torch_private import is_any_true, is_compiled, plain_data, uncompiled
+from paceline.torch_private import is_any_true, is_compiled, uncompiled
 from paceline.units import size
 
 KINDS = (DTensor, FusedHeads)
@@ -91,11 +91,13 @@ class ModelAxis:
         chosen = [one for one in self._fitting(parameters) if one.parameter not in but]
         if chosen and not self._told:
             self._told = True
-            total, cut = sum(bytes_of(p) for _, p, _ in parameters), sum(bytes_of(p) for p, *_ in chosen)
-            self._stage.pulse.notice(
-                f"Mesh: {len(chosen)} of {len(parameters)} parameters are split over {self.size} workers; each holds "
-                f"{size(total - cut + cut // self.size)} of {size(total)} of weights."
-            )
+            told = f"Mesh: {len(chosen)} of {len(parameters)} parameters are split over {self.size} workers"
+            if (
+                self._stage.axes.shard == self._stage.axes.pipe == 1
+            ):  # otherwise another notice says what a worker holds
+                total, cut = sum(bytes_of(p) for _, p, _ in parameters), sum(bytes_of(p) for p, *_ in chosen)
+                told += f"; each holds {size(total - cut + cut // self.size)} of {size(total)} of weights"
+            self._stage.pulse.notice(f"{told}.")
         return chosen
 
     def _fitting(self, parameters: list[tuple[str, nn.Parameter, tuple[str, ...]]]) -> Iterator[Chosen]:
@@ -118,11 +120,13 @@ class ModelAxis:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def calling(self, plain: Callable[..., Any], given: Any) -> Callable[..., Any]:
-        """A model is about to be called: compares the arguments, if the batch is whole. Returns the call whose outputs
-        are plain, but large logits of a split vocabulary stay split."""
+    def compare(self, given: Any) -> None:
+        """A model is about to be called with these arguments, which must be equal if the batch is whole."""
         if not self._stage.views.batch_is_cut:
             self.agreement.call(given)
+
+    def with_plain_outputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, with plain outputs; but large logits of a split vocabulary stay split."""
         if plain not in self._calls:
             self._calls[plain] = self._with_plain_outputs(plain)
         return self._calls[plain]
@@ -191,7 +195,7 @@ def _ask_for_whole_tensors() -> None:
     # What DTensor cannot do raises, and is then done with whole tensors: nothing to report.
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: "run meta for" not in str(record.msg))
     patch(nn.Parameter, "__new__", _make_parameter)
-    patch(torch.Tensor, "data", property(plain_data.__get__, functions.assign_data))
+    functions.assign_whole_data()
     # torch.autograd.detect_anomaly asks it of gradients.
     register_sharding(is_any_true)(lambda x: [([Replicate()], [Replicate()])])
 

@@ -69,7 +69,9 @@ class ShardedMesh(Sharded):
             self._axis.agreement.compare_last()
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        plain = plain if self._axis is None else self._axis.calling(plain, (args, kwargs))
+        if self._axis is not None:
+            self._axis.compare((args, kwargs))
+            plain = self._axis.with_plain_outputs(plain)
         return super().call(plain, module, args, kwargs)
 
     # -- placing ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from paceline.script import tree
 from paceline.script.rows import crossings
 from paceline.script.rows.origins import note_apart
 from paceline.script.seams.stage import Stage
-from paceline.spread.stage_tensor import StageTensor, leaf_of, whole
+from paceline.spread.stage_tensor import StageTensor, leaf_of, memory_of, whole
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Clock, Pass, Schedule
 from paceline.torch_private import keeps_graph
@@ -164,7 +164,7 @@ def summed(
                 own = torch.zeros_like(like.value) if own is None else own
                 if rows is not None:
                     own = own.contiguous()
-                    rows.all_reduce(own, SUM)
+                    rows.all_reduce(memory_of(own), SUM)
             grads[number] = like.team.made(own, like, like.owner, like.device)
             continue
         kinds.setdefault((likes[number].dtype, likes[number].device), []).append(number)

@@ -40,6 +40,7 @@ from paceline.spread.functions import (
     fitting,
     is_in_place,
     is_torchs_own,
+    name_of,
     norms,
     of_lists,
     patch_dtensors,
@@ -111,7 +112,7 @@ class Rules:
             if not all(lie):
                 args, kwargs = tree.replace((args, kwargs), self._none_beside)
         self.write_back()
-        name = getattr(func, "__name__", "")
+        name = name_of(func)
         if name in ("__get__", "__set__", "__delete__"):
             return self._property(func, name, args)
         if name in FACTS or name == "__deepcopy__" or (name == "type" and len(args) + len(kwargs) == 1):
