@@ -49,7 +49,7 @@ SAME = ("detach", "alias")
 
 class StageTensor(OwnTensor):
     """`value`: the numbers, on the workers of the stage. `leaf`: what the stage computes with, of a parameter.
-    `origin`: how this view is made of a tensor that the workers of the stage have divided, and that has other memory."""
+    `origin`: how this view is made of a tensor that the workers of the stage have divided, in other memory."""
 
     value: torch.Tensor | None
     origin: tuple[StageTensor, Callable[..., Any], Any, Any] | None
@@ -91,8 +91,22 @@ class StageTensor(OwnTensor):
 
     @property
     def local(self) -> torch.Tensor:
-        """What replicas of a stage hold: its own value, and nothing on the other stages."""
-        return torch.empty(0, dtype=self.dtype, device=self.device) if self.value is None else memory_of(self.value)
+        """What replicas of a stage hold alike: its own value, and nothing on the other stages."""
+        if self.value is None or self.team.inside.gathers(self):
+            return torch.empty(0, dtype=self.dtype, device=self.device)
+        return memory_of(self.value)
+
+    @property
+    def kept(self) -> int:
+        """The bytes that this worker holds."""
+        return 0 if self.value is None else memory_of(self.value).nbytes
+
+    def averaged(self, mean: Callable[[torch.Tensor], torch.Tensor]) -> StageTensor:
+        """This gradient, averaged over the replicas of the stage by `mean`. The way back has averaged what is gathered
+        for a call: replicas hold the other parts."""
+        if self.value is None or self.team.inside.gathers(self):
+            return self
+        return self.team.made(mean(self.value), self, self.owner, self.device)
 
     def numpy(self, *, force: bool = False) -> Any:
         full = self.team.lent.known(self, whole(self))
@@ -137,6 +151,15 @@ class Inside:
         """What the stage computes with."""
         assert parameter.value is not None
         return nn.Parameter(parameter.value, parameter.requires_grad)
+
+    def gathers(self, parameter: StageTensor) -> bool:
+        """Whether that is gathered for a call. Then replicas of the stage, with other rows, hold the other parts. The
+        answer is the same on every worker of the pipeline."""
+        return False
+
+    def own_part(self, whole: torch.Tensor, parameter: StageTensor) -> torch.Tensor:
+        """Of a gradient of what was gathered, what this worker keeps."""
+        return whole
 
     def plain(self, leaf: Any) -> Any:
         """What leaves a stage for another one, or for the script."""
@@ -183,6 +206,19 @@ class Team:
                 yield
             finally:
                 self.computes = False
+
+    @contextmanager
+    def gathered(self, parameters: Sequence[Any], leaves: Sequence[Any] = ()) -> Iterator[list[Any]]:
+        """Meanwhile the stage's own parameters are gathered, as far as replicas of the stage hold parts of them, or are
+        these `leaves`, which were gathered before. Every worker of the stage and of its replicas calls it."""
+        own = [p for p in parameters if isinstance(p, StageTensor) and p.value is not None and self.inside.gathers(p)]
+        for n, parameter in enumerate(own):
+            parameter.leaf = leaves[n] if leaves else None
+        try:
+            yield list(map(leaf_of, own))
+        finally:
+            for parameter in own:
+                parameter.leaf = None
 
     @contextmanager
     def together(self, module: nn.Module) -> Iterator[None]:

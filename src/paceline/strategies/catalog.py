@@ -51,11 +51,10 @@ def _beside_data(given: Mapping[str, Value]) -> int:
 
 
 def _of_mesh(given: Mapping[str, Value]) -> tuple[str, str]:
-    both = given["shard"] != 1 and given["pipe"] != 1
-    if both or not given["shard"] or not given["model"] or not given["pipe"]:
+    if not given["shard"] or not given["model"] or not given["pipe"]:
         return (
-            "beside data and model, a mesh has the axis shard or the axis pipe, with at least one worker each",
-            '--strategy "mesh(shard=2,model=2)" or "mesh(pipe=2,model=2)"',
+            "each axis of a mesh has at least one worker",
+            '--strategy "mesh(data=2,shard=2)" or "mesh(model=2,pipe=2)"',
         )
     return "", ""
 

@@ -128,7 +128,7 @@ def size_of(optimizer: Any) -> int:
     """The bytes of the state that this worker keeps."""
     own = own_state(optimizer)
     values = [value for entry in own.values() for value in entry.values() if isinstance(value, torch.Tensor)]
-    return sum(value.local.nbytes if isinstance(value, StageTensor) else value.nbytes for value in values)
+    return sum(value.kept if isinstance(value, StageTensor) else value.nbytes for value in values)
 
 
 def _gathered(own: dict[Any, Any], optimizer: Any, owners: Owners, group: Group) -> dict[Any, Any]:

@@ -52,14 +52,13 @@ class Mesh(PartGradients):
         """With the axis pipe: a `PipedMesh`. With the axis shard: a `ShardedMesh`."""
         words = {"layout": layout, "dimensions": dimensions}
         told = {name: value for name, value in words.items() if value}
-        if pipe < 1 or shard < 1 or (pipe > 1 and shard > 1):
+        if pipe < 1 or shard < 1:
             raise UsageError(
-                f"mesh(model={model},shard={shard},pipe={pipe}) is not possible: beside data and model, a mesh has the "
-                "axis shard or the axis pipe.",
-                advice='Type: --strategy "mesh(shard=2,model=2)" or "mesh(pipe=2,model=2)"',
+                f"mesh(shard={shard},pipe={pipe}) is not possible: each axis has at least one worker.",
+                advice='Type: --strategy "mesh(data=2,shard=2)" or "mesh(data=2,pipe=2)"',
             )
         if pipe > 1:
-            return PipedMesh(data, pipe, model, **told)
+            return PipedMesh(data, pipe, model, shard, **told)
         if shard > 1:
             return ShardedMesh(data, shard, model, **told)
         return super().__new__(cls, data=data, model=model, **told)

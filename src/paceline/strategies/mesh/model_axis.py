@@ -69,7 +69,10 @@ class ModelAxis:
     def root(self, device: str) -> DeviceMesh:
         """The mesh of all axes on this kind of device."""
         if device not in self._meshes:
-            self._meshes[device] = torch_mesh.mesh(self._stage.group, self._stage.axes, device, *_names(self._stage))
+            names = [axis for axis in ("pipe", "shard") if getattr(self._stage.axes, axis) > 1]
+            self._meshes[device] = torch_mesh.mesh(
+                self._stage.group, self._stage.axes, device, "data", "tensor", *names
+            )
             connect(self.mesh(device), self.workers)
         return self._meshes[device]
 
@@ -178,12 +181,6 @@ def _kept(output: Any) -> dict[int, Any]:
         return {}
     inner = output.values() if isinstance(output, Mapping) else output
     return {id(value): value for value in inner if tree.attributes(value) is not None}
-
-
-def _names(stage: Stage) -> list[str]:
-    """The axes of the mesh: those with several workers, and always data and tensor."""
-    sizes = {"pipe": stage.axes.pipe, "shard": stage.axes.shard}
-    return ["data", "tensor", *(name for name, workers in sizes.items() if workers > 1)]
 
 
 @cache

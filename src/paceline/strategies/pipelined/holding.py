@@ -44,7 +44,7 @@ class Holding:
                 if len({*workers}) == 1 and parameter not in known and _may_be_given(parameter):
                     give(parameter, workers[0], self.team)
         total = sum(p.nbytes for p in owners)
-        return sum(p.local.nbytes if isinstance(p, StageTensor) else p.nbytes for p in owners), total
+        return sum(p.kept if isinstance(p, StageTensor) else p.nbytes for p in owners), total
 
     def gather(self, parameters: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """These parameters are whole again on every worker, with their gradients and the optimizers' state. Every

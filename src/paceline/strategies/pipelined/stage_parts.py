@@ -47,7 +47,9 @@ class StageParts(PartGradients):
         return isinstance(parameter, StageTensor)
 
     def _part_of(self, parameter: Any) -> torch.Tensor | None:
-        return None if parameter.value is None else memory_of(parameter.value).detach()
+        if parameter.value is None or parameter.team.inside.gathers(parameter):  # the way back averages these
+            return None
+        return memory_of(parameter.value).detach()
 
     def _part_of_grad(self, grad: Any, parameter: Any) -> torch.Tensor:
         value: Any = grad.value if isinstance(grad, StageTensor) else grad
@@ -62,10 +64,3 @@ class StageParts(PartGradients):
             like(part, parameter.value), parameter, parameter.owner, parameter.device
         )
         return made
-
-    def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
-        if not isinstance(grad, StageTensor):
-            return super()._average_now(grad)
-        if grad.value is None or self.stage.makes_samples():
-            return grad
-        return grad.team.made(super()._average_now(grad.value), grad, grad.owner, grad.device)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.agreement.updates import Operands
@@ -68,7 +69,11 @@ class Rules:
         inside: Callable[[], bool],
         rebound: Callable[[DTensor], None],
         beside: Beside | None = None,
+        *,
+        watches: bool = True,
     ) -> None:
+        """`watches`: notes what the script puts into sharded tensors; otherwise another part of the strategy does."""
+        self._watches = watches
         self._rows, self._inside, self._rebound, self._beside = rows, inside, rebound, beside
         self.operands = Operands(DTensor)
         # Gathered copies: what the script writes into views of them is written back to the parts.
@@ -115,7 +120,9 @@ class Rules:
         name = name_of(func)
         if name in ("__get__", "__set__", "__delete__"):
             return self._property(func, name, args)
-        if name in FACTS or name == "__deepcopy__" or (name == "type" and len(args) + len(kwargs) == 1):
+        if name == "__deepcopy__":
+            return _copied(*args)
+        if name in FACTS or (name == "type" and len(args) + len(kwargs) == 1):
             with no_torch_function():
                 return func(*args, **kwargs)
         in_place = is_in_place(name)
@@ -153,7 +160,7 @@ class Rules:
 
     def _note(self, *given: Any) -> None:
         """What goes into sharded tensors must be equal on all workers; inside a sliced call it is of own rows."""
-        if not self._inside():
+        if self._watches and not self._inside():
             self.operands.note(given)
 
     # -- ways to call ----------------------------------------------------------------------------------------------
@@ -188,6 +195,19 @@ class Rules:
         self._note(whole)
         with torch.no_grad():
             part_of(tensor).copy_(part_like(whole.detach(), tensor))
+
+
+def _copied(tensor: DTensor, memo: dict[int, Any]) -> Any:
+    """A copy that is split in the same way, without what torch keeps about a mesh, of which there is no copy."""
+    if id(tensor) not in memo:
+        with no_torch_function():
+            if not tensor.is_leaf:
+                raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            made: Any = like(part_of(tensor).detach().clone(), tensor).requires_grad_(tensor.requires_grad)
+            made._is_param = isinstance(tensor, nn.Parameter)
+            made.grad = None if tensor.grad is None else _copied(cast(DTensor, tensor.grad), memo)
+        memo[id(tensor)] = made
+    return memo[id(tensor)]
 
 
 def _lies_on_shard(tensor: DTensor) -> bool:
