@@ -49,13 +49,15 @@ SAME = ("detach", "alias")
 
 class StageTensor(OwnTensor):
     """`value`: the numbers, on the workers of the stage. `leaf`: what the stage computes with, of a parameter.
-    `origin`: how this view is made of a tensor that the workers of the stage have divided, in other memory."""
+    `origin`: how this view is made of a tensor that the workers of the stage have divided, in other memory.
+    `role`: what these workers know of a parameter (see `Inside`)."""
 
     value: torch.Tensor | None
     origin: tuple[StageTensor, Callable[..., Any], Any, Any] | None
     owner: int  # rank in the pipeline
     team: Team
     leaf: nn.Parameter | None
+    role: Any
 
     __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
@@ -129,6 +131,7 @@ class StageTensor(OwnTensor):
         if id(self) not in memo:
             value = None if self.value is None else self.value.clone()
             copied = self.team.made(value, self, self.owner, self.device)
+            copied.role = self.role
             if getattr(self, "_is_param", False):
                 _make_parameter(copied, self.requires_grad)
             grad = self.grad if self.is_leaf else None
@@ -146,6 +149,10 @@ class Inside:
     def cut(self, parameter: torch.Tensor) -> torch.Tensor:
         """What a worker of the stage keeps of a parameter that it holds whole. Nothing is sent."""
         return parameter.detach()
+
+    def role(self, parameter: torch.Tensor) -> Any:
+        """What is to be known of the parameter afterwards."""
+        return None
 
     def leaf(self, parameter: StageTensor) -> nn.Parameter:
         """What the stage computes with."""
@@ -194,7 +201,7 @@ class Team:
                 requires_grad=requires_grad,
             )
         made.value = value if owner == self.group.rank else None
-        made.owner, made.team, made.leaf, made.origin = owner, self, None, None
+        made.owner, made.team, made.leaf, made.origin, made.role = owner, self, None, None, None
         return made
 
     @contextmanager
@@ -433,6 +440,7 @@ def give(parameter: nn.Parameter, owner: int, team: Team) -> None:
     grad, parameter.grad = parameter.grad, None
     value = team.inside.cut(parameter) if owner == team.group.rank else None
     made = team.made(value, parameter, owner, parameter.device, requires_grad=parameter.requires_grad)
+    made.role = team.inside.role(parameter)
     _exchange(parameter, made)
     if grad is not None:
         parameter.grad = grad if isinstance(grad, StageTensor) else team.owned(grad, owner, cast(Any, parameter))

@@ -119,8 +119,8 @@ CATALOG = {
         StrategyEntry(
             name="mesh",
             home="mesh.mesh:Mesh",
-            summary="rows over the axis data; parts of each layer over model (tensor parallelism), or of each copy of "
-            "the parameters over shard, or stages of a pipeline over pipe",
+            summary="rows over the axes data and shard; parts of each layer over model (tensor parallelism), of the "
+            "parameters over shard, stages of a pipeline over pipe; any product",
             arguments={"data": 0, "model": 1, "shard": 1, "pipe": 1, "layout": "", "dimensions": ""},
             workers=lambda given: int(given["data"]) * _beside_data(given) or None,
             multiple=lambda given: _beside_data(given),

@@ -130,8 +130,8 @@ class PartsOfStage(Inside):
                     dtensors.connect(root["shard", "tensor"], self._mates, self.axis.workers)
 
     def cut(self, parameter: torch.Tensor) -> torch.Tensor:
-        root, dim = self._roots[parameter.device.type], self._chosen.get(parameter, (None, ""))[0]
-        along_model = () if dim is None else (Shard(dim),)
+        root, role = self._roots[parameter.device.type], self.role(parameter)
+        along_model = () if role is None else (Shard(role[0]),)
         if along_model:
             operand_check.note((parameter, parameter.grad))
         if not self._is_sharded(parameter):
@@ -139,8 +139,12 @@ class PartsOfStage(Inside):
         if not along_model:
             return dtensors.split(parameter, root["shard"], (Shard(0),))
         # The axis model splits first, as for FSDP2.
-        along_shard: Any = _StridedShard(0, split_factor=root["tensor"].size()) if dim == 0 else Shard(0)
+        along_shard: Any = _StridedShard(0, split_factor=root["tensor"].size()) if role[0] == 0 else Shard(0)
         return dtensors.split(parameter, root["shard", "tensor"], (along_shard, *along_model))
+
+    def role(self, parameter: torch.Tensor) -> Any:
+        """Dimension and name on the axis model; None if the parameter is not split there."""
+        return self._chosen.get(parameter)
 
     def _is_sharded(self, parameter: torch.Tensor) -> bool:
         return self._shards and parameter.dim() > 0
@@ -166,7 +170,7 @@ class PartsOfStage(Inside):
             return nn.Parameter(value, parameter.requires_grad)
         leaf: nn.Parameter = plain_new(nn.Parameter, value, parameter.requires_grad)
         assert self.axis is not None
-        self.axis.mark(leaf, Chosen(leaf, *self._chosen[parameter]))
+        self.axis.mark(leaf, Chosen(leaf, *parameter.role))
         return leaf
 
     def own_part(self, whole: torch.Tensor, parameter: StageTensor) -> torch.Tensor:
