@@ -195,7 +195,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if (strategy := metafunc.config.getoption("corpus_under")) is not None:
         taken = list(cases_under(strategy, 1))
     else:
-        taken = [*cases(), *(case for strategy in OTHERS for case in cases_under(strategy, EVERY))]
+        taken = [*cases(), *(case for strategy in (*OTHERS, *PRODUCTS) for case in cases_under(strategy, EVERY))]
     chosen = set(CHOSEN.read_text().split())
     chosen |= {case.name for case in taken if case.is_named} - LONG
     if metafunc.config.option.markexpr == "not slow":  # a thousand cases that are made, and taken out again

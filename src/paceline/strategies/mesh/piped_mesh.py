@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.axes import Axes
@@ -33,6 +32,7 @@ from paceline.strategies.mesh.model_axis import KINDS, Chosen, ModelAxis, plain_
 from paceline.strategies.mesh.sharded_parameter import whole
 from paceline.strategies.pipeline import Pipeline
 from paceline.strategies.shards.rules import Beside, Rules
+from paceline.torch_private import strided_shard
 
 
 class PipedMesh(Pipeline):
@@ -139,7 +139,7 @@ class PartsOfStage(Inside):
         if not along_model:
             return dtensors.split(parameter, root["shard"], (Shard(0),))
         # The axis model splits first, as for FSDP2.
-        along_shard: Any = _StridedShard(0, split_factor=root["tensor"].size()) if role[0] == 0 else Shard(0)
+        along_shard: Any = strided_shard(0, root["tensor"].size()) if role[0] == 0 else Shard(0)
         return dtensors.split(parameter, root["shard", "tensor"], (along_shard, *along_model))
 
     def role(self, parameter: torch.Tensor) -> Any:
