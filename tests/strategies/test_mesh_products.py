@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -57,10 +58,10 @@ def momentum_and_decay() -> Any:
     again = SmallGPT(tied=False, fused=True).double()
     resumed = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
     again.load_state_dict(states[0])
-    resumed.load_state_dict(states[1])
+    resumed.load_state_dict(copy.deepcopy(states[1]))  # torch keeps the tensors that it is given
     step(again, resumed)
     again.load_state_dict(states[0])  # after the first call, too
-    resumed.load_state_dict(states[1])
+    resumed.load_state_dict(copy.deepcopy(states[1]))
     step(again, resumed)
     with torch.no_grad():
         return [seen, states, saved(again.state_dict()), saved(resumed.state_dict()), again.eval()(ids[:, :-1])]
