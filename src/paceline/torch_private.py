@@ -474,6 +474,13 @@ def is_dtensor(tensor: Any) -> bool:
     return home is not None and isinstance(tensor, home.DTensor)
 
 
+def strided_shard(dim: int, factor: int) -> Any:
+    """The placement that FSDP2 gives the axis shard where another axis has split the same dimension into this many."""
+    from torch.distributed.tensor.placement_types import _StridedShard  # takes long to import
+
+    return _StridedShard(dim, split_factor=factor)
+
+
 def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors of which one of a library's own class consists, as a quantised weight of numbers and scales; a plain
     tensor itself."""

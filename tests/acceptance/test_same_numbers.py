@@ -32,9 +32,10 @@ HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`
 # Strategies under which a part of the corpus runs, too.
 OTHERS = ("zero1", "central", "sharded", "mesh(data=1,model=2)", "mesh(data=2,model=2)", "pipeline(stages=2)")
+PRODUCTS = ("mesh(data=1,shard=2,model=2)", "mesh(data=1,pipe=2,model=2)", "mesh(data=1,pipe=2,shard=2)")
 ELASTIC = "elastic"
 # Scripts that other strategies run.
-MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "mesh(data=2,model=2)", "pipeline(stages=2)", ELASTIC}
+MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "mesh(data=2,model=2)", "pipeline(stages=2)", ELASTIC, *PRODUCTS}
 EVERY = 12  # of the scripts
 # Scripts of the default run under other strategies; they must not be refused, unless their headers say so.
 NAMED = {
@@ -194,7 +195,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if (strategy := metafunc.config.getoption("corpus_under")) is not None:
         taken = list(cases_under(strategy, 1))
     else:
-        taken = [*cases(), *(case for strategy in OTHERS for case in cases_under(strategy, EVERY))]
+        taken = [*cases(), *(case for strategy in (*OTHERS, *PRODUCTS) for case in cases_under(strategy, EVERY))]
     chosen = set(CHOSEN.read_text().split())
     chosen |= {case.name for case in taken if case.is_named} - LONG
     if metafunc.config.option.markexpr == "not slow":  # a thousand cases that are made, and taken out again

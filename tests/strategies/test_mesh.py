@@ -397,8 +397,6 @@ def test_a_wrong_number_of_workers_is_told_the_right_one() -> None:
     with pytest.raises(UsageError, match="the run has 3"):
         Mesh(shard=2).axes(3)
     assert Mesh(shard=2).axes(6) == Axes(data=3, shard=2)
-    with pytest.raises(UsageError, match="has the axis model, with a layout, or the axis shard"):
-        catalog.load("mesh(model=2,shard=2)")
 
 
 @pytest.mark.parametrize("fused", [True, False])

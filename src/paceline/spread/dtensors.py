@@ -1,4 +1,4 @@
-"""DTensors along one axis of a mesh, and the crossings between plain tensors, which all of its workers hold, and parts.
+"""DTensors along the axes of a mesh, and the crossings between plain tensors, which all of its workers hold, and parts.
 
     crossing   forward                                   backward
     own_use    the same tensor, for a local computation  sum over the axis
@@ -13,6 +13,9 @@ Each backward is written with the other crossings, so that gradients of gradient
 Sums of half precision are made in float32, and rounded once. A crossing is shown (`print(output)`) under the name of
 the function that made the value, or under the given `name`.
 
+A crossing goes along one axis. A tensor that lies on several axes is split along one after the other, the last axis of
+its mesh first, as FSDP2 splits a part of a layer: what is done to it is done axis by axis (`cuts_of`).
+
 A tensor is split as torch.chunk splits: the last parts may be smaller, or empty. Every worker of the axis calls each
 crossing, forward and backward, in the same order. If a peer is gone, it raises.
 """
@@ -20,7 +23,8 @@ crossing, forward and backward, in the same order. If a peer is gone, it raises.
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +39,26 @@ from paceline.script.rows.crossings import HALF, named, shown_as
 from paceline.torch_private import no_torch_function
 
 WHAT = "parts of a tensor"
-_groups: dict[DeviceMesh, tuple[Group, int]] = {}  # and the process that is connected
+_groups: dict[DeviceMesh, tuple[Group, int]] = {}  # of the mesh of one axis; and the process that is connected
+_axes: dict[DeviceMesh, tuple[DeviceMesh, ...]] = {}  # the axes of a mesh of several
+
+Placements = tuple[Placement, ...]
 
 
-def connect(mesh: DeviceMesh, group: Group) -> None:
-    """This group carries what goes along the mesh of an axis."""
-    _groups[mesh] = group, os.getpid()
+class Cut(NamedTuple):
+    """A tensor of this length along a dimension is split over the workers of an axis."""
+
+    dim: int
+    axis: DeviceMesh
+    length: int
+
+
+def connect(mesh: DeviceMesh, *groups: Group) -> None:
+    """These groups carry what goes along the axes of a mesh, one for each."""
+    axes = (mesh,) if mesh.ndim == 1 else tuple(mesh[name] for name in mesh.mesh_dim_names or ())
+    _axes[mesh] = axes
+    for axis, group in zip(axes, groups, strict=True):
+        _groups[axis] = group, os.getpid()
 
 
 def own_use(plain: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
@@ -142,81 +160,118 @@ def part_of(value: Any) -> torch.Tensor:
 
 
 def shard_dim(value: Any) -> int | None:
-    """The dimension along which a tensor is split; None if it is not."""
+    """The dimension along which a tensor of a mesh of one axis is split; None if it is not."""
     placement = dtensor_of(value).placements[0]
     return placement.dim if isinstance(placement, Shard) else None
+
+
+def cuts_of(value: Any) -> list[Cut]:
+    """How a tensor is split, one axis after the other."""
+    with no_torch_function():
+        shard = dtensor_of(value)
+        return _cuts(shard.device_mesh, shard.placements, shard.shape)
+
+
+def _cuts(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> list[Cut]:
+    sizes, cuts = list(shape), list[Cut]()
+    for axis, placement in reversed(list(zip(axes_of(mesh), placements, strict=True))):
+        dim = getattr(placement, "dim", None)  # also of FSDP2's strided ones, which are no Shard
+        if dim is not None:
+            cuts.append(Cut(dim, axis, sizes[dim]))
+            sizes[dim] = _sizes_of(sizes[dim], axis)[axis.get_local_rank()]
+    return cuts
+
+
+def axes_of(mesh: DeviceMesh) -> tuple[DeviceMesh, ...]:
+    """The meshes of its axes."""
+    return (mesh,) if mesh.ndim == 1 else _axes[mesh]
+
+
+def is_laid_like(value: Any, other: Any) -> bool:
+    """Whether two sharded tensors are split in the same way."""
+    one, two = dtensor_of(value), dtensor_of(other)
+    return bool(one.placements == two.placements and one.device_mesh == two.device_mesh)
 
 
 def like(local: torch.Tensor, value: Any) -> DTensor:
     """A DTensor with this part, split as the other one is."""
     with no_torch_function():
         shard = dtensor_of(value)
-        return placed(local, shard.device_mesh, shard.placements[0], (shard.shape, shard.stride()))
+        return placed(local, shard.device_mesh, shard.placements, (shard.shape, shard.stride()))
 
 
-def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Placement) -> DTensor:
+def split(plain: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> DTensor:
     """This worker's part of a tensor that all workers hold. The part has its own memory."""
-    full = plain.detach().contiguous()
-    part = own(full, placement.dim, mesh) if isinstance(placement, Shard) else full
-    return placed(part.clone(memory_format=torch.contiguous_format), mesh, placement, (full.shape, full.stride()))
+    full = part = plain.detach().contiguous()
+    for dim, axis, _ in _cuts(mesh, placements, full.shape):
+        part = own(part, dim, axis)
+    return placed(part.clone(memory_format=torch.contiguous_format), mesh, placements, (full.shape, full.stride()))
 
 
 @torch.no_grad()
 def split_like(plain: torch.Tensor, value: Any) -> DTensor:
     """The same, split as the other one is."""
     shard = dtensor_of(value)
-    return split(plain.to(part_of(value).device), shard.device_mesh, shard.placements[0])
+    return split(plain.to(part_of(value).device), shard.device_mesh, shard.placements)
 
 
 def part_like(plain: torch.Tensor, value: Any) -> torch.Tensor:
     """What a part of a tensor that is split as the other one is needs of a plain operand, with broadcasting: a view, if
     it is on the same device."""
-    shard, dim = dtensor_of(value), shard_dim(value)
-    if dim is None or not plain.dim():
+    cuts = cuts_of(value)
+    if not cuts or not plain.dim():
         return plain
     plain = plain.to(part_of(value).device)
     with no_torch_function():
-        at = dim - shard.dim() + plain.dim()
-        return own(plain, at, shard.device_mesh) if at >= 0 and plain.shape[at] == shard.shape[dim] else plain
+        for dim, axis, length in cuts:
+            at = dim - dtensor_of(value).dim() + plain.dim()
+            plain = own(plain, at, axis) if at >= 0 and plain.shape[at] == length else plain
+        return plain
 
 
 def laid(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> DTensor:
     """The DTensor of which each worker has computed one of equal parts along `dim`."""
-    return placed(local, mesh, Shard(dim % local.dim()))
+    return placed(local, mesh, (Shard(dim % local.dim()),))
 
 
 def everywhere(plain: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """A plain tensor as a DTensor, for a function of DTensors."""
-    return placed(plain, mesh, Replicate())
+    return placed(plain, mesh, (Replicate(),) * mesh.ndim)
 
 
-def placed(local: torch.Tensor, mesh: DeviceMesh, placement: Placement, size: Any = None) -> DTensor:
+def placed(local: torch.Tensor, mesh: DeviceMesh, placements: Placements, size: Any = None) -> DTensor:
     """The DTensor with this part. `size`: shape and stride of the whole, if they do not follow from the part."""
-    found: DTensor = shown_as(_FromLocal, local).apply(local, mesh, placement, size)
+    found: DTensor = shown_as(_FromLocal, local).apply(local, mesh, placements, size)
     return found
 
 
 def whole_of(dtensor: DTensor) -> torch.Tensor:
     """The whole tensor, plain."""
-    placement, mesh = dtensor.placements[0], dtensor.device_mesh
-    if isinstance(placement, Shard):
-        with no_torch_function():
-            return gathered(local_of(dtensor), placement.dim, mesh, dtensor.shape[placement.dim])
-    if isinstance(placement, Replicate):
-        return local_of(dtensor)
-    if type(placement) is Partial and placement.reduce_op == "sum":
-        return summed(local_of(dtensor), mesh)
-    full: torch.Tensor = dtensor.full_tensor()  # of norms, which are computed without a gradient
-    return full
+    if any(placement.is_partial() for placement in dtensor.placements):  # along one axis: nothing else makes them
+        placement = dtensor.placements[0]
+        if type(placement) is Partial and placement.reduce_op == "sum":
+            return summed(local_of(dtensor), dtensor.device_mesh)
+        full: torch.Tensor = dtensor.full_tensor()  # of norms, which are computed without a gradient
+        return full
+    with no_torch_function():
+        whole = local_of(dtensor)
+        for dim, axis, length in reversed(cuts_of(dtensor)):
+            whole = gathered(whole, dim, axis, length)
+        return whole
 
 
-def relaid(dtensor: DTensor, placement: Placement) -> DTensor:
+def relaid(dtensor: DTensor, placements: Placements) -> DTensor:
     """The same tensor, split otherwise."""
-    if dtensor.placements[0] == placement:
+    if dtensor.placements == placements:
         return dtensor
-    plain, mesh = whole_of(dtensor), dtensor.device_mesh
-    part = own_part(plain, placement.dim, mesh) if isinstance(placement, Shard) else plain
-    return placed(part, mesh, placement, (dtensor.shape, dtensor.stride()))
+    size = dtensor.shape, dtensor.stride()
+    return placed(_own_parts(whole_of(dtensor), dtensor.device_mesh, placements), dtensor.device_mesh, placements, size)
+
+
+def _own_parts(plain: torch.Tensor, mesh: DeviceMesh, placements: Placements) -> torch.Tensor:
+    for dim, axis, _ in _cuts(mesh, placements, plain.shape):
+        plain = own_part(plain, dim, axis)
+    return plain
 
 
 class _OwnUse(Function):
@@ -305,9 +360,8 @@ class _Gathered(Function):
 class _ToLocal(Function):
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor) -> torch.Tensor:
-        placement = dtensor.placements[0]
         # The gradient of each summand is that of the sum.
-        ctx.placement = placement if isinstance(placement, (Shard, Replicate)) else Replicate()
+        ctx.placements = tuple(Replicate() if one.is_partial() else one for one in dtensor.placements)
         with no_torch_function():
             ctx.mesh, ctx.size, ctx.is_leaf = dtensor.device_mesh, (dtensor.shape, dtensor.stride()), dtensor.is_leaf
         return part_of(dtensor).detach()
@@ -315,20 +369,19 @@ class _ToLocal(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         grad = grad.contiguous() if ctx.is_leaf else grad  # what a parameter's gradient becomes
-        return placed(grad, ctx.mesh, ctx.placement, ctx.size)
+        return placed(grad, ctx.mesh, ctx.placements, ctx.size)
 
 
 class _FromLocal(Function):
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, placement: Placement, size: Any) -> DTensor:
-        ctx.placement, ctx.mesh = placement, mesh
+    def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, placements: Placements, size: Any) -> DTensor:
+        ctx.placements, ctx.mesh = placements, mesh
         shape, stride = size or (None, None)
-        return DTensor.from_local(local.detach(), mesh, [placement], run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(local.detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         if isinstance(grad, DTensor):
-            return local_of(relaid(grad, ctx.placement)), None, None, None
+            return local_of(relaid(grad, ctx.placements)), None, None, None
         # A hook of the script has made a whole one of it.
-        part = own_part(grad, ctx.placement.dim, ctx.mesh) if isinstance(ctx.placement, Shard) else grad
-        return part, None, None, None
+        return _own_parts(grad, ctx.mesh, ctx.placements), None, None, None

@@ -1,4 +1,4 @@
-"""torch's functions on DTensors along one axis of a mesh: which of them work on parts; functions of lists; norms.
+"""torch's functions on DTensors along the axes of a mesh: which of them work on parts; functions of lists; norms.
 
 Every worker of the axis calls the same functions in the same order. If a peer is gone, a message raises.
 """
@@ -6,17 +6,19 @@ Every worker of the axis calls the same functions in the same order. If a peer i
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from paceline.script import tree
 from paceline.script.patches import all_of, patch
 from paceline.script.rows.crossings import HALF
 from paceline.script.rows.elementwise import IN_PLACE, ONE, SEVERAL
-from paceline.spread.dtensors import dtensor_of, group_of, is_sharded, like, part_like, part_of, shard_dim
+from paceline.spread.dtensors import cuts_of, group_of, is_laid_like, is_sharded, like, part_like, part_of
 from paceline.spread.write_back import LentCopies
 
 # Facts about shape and type, and what belongs to the object itself. Nothing is computed.
@@ -51,6 +53,22 @@ def is_in_place(name: str) -> bool:
     return name in _OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
 
 
+def name_of(f: Any) -> str:
+    """The function's name; of an operator of torch.ops without its overload (`add` of `add.Tensor`)."""
+    return str(getattr(f, "__name__", "")).partition(".")[0]
+
+
+def attribute_of(descriptor: Any) -> str:
+    """The name of a tensor's attribute; a property that has taken the place of torch's own has none."""
+    named: str | None = getattr(descriptor, "__name__", None)
+    return named or next((name for name in ("grad", "data") if vars(torch.Tensor).get(name) is descriptor), "")
+
+
+def is_torchs_own(frame: FrameType) -> bool:
+    """Whether this is code of torch's own, as FSDP2, which means a part where it names a DTensor."""
+    return str(frame.f_globals.get("__name__", "")).startswith("torch.distributed.")
+
+
 def patch_dtensors(answer: Callable[..., Any], whole: Callable[[Any], torch.Tensor]) -> Callable[[], None]:
     """From now on DTensors behave as whole tensors in this process: `answer(f, types, args, kwargs)` is what a function
     of torch returns for them, and `print` shows the whole."""
@@ -70,8 +88,7 @@ def fitting(value: Any, beside: Any, whole: Callable[[Any], torch.Tensor]) -> An
     if not is_sharded(beside):
         return whole(value) if is_sharded(value) else value
     if is_sharded(value):
-        same = shard_dim(value) == shard_dim(beside)
-        return part_of(value) if same else part_like(whole(value), beside)
+        return part_of(value) if is_laid_like(value, beside) else part_like(whole(value), beside)
     return part_like(value, beside) if isinstance(value, torch.Tensor) else value
 
 
@@ -105,12 +122,16 @@ def of_lists(
 
 
 def norms(own: Any, tensors: Any, order: Any) -> list[torch.Tensor]:
-    """Norms of whole tensors from the norms of the parts, in one message. Norms of plain tensors stay."""
-    own = list(own)
-    at = [n for n, tensor in enumerate(tensors) if is_sharded(tensor)]
-    group = group_of(dtensor_of(tensors[at[0]]).device_mesh)
-    mine = torch.stack([own[n] if part_of(tensors[n]).numel() else torch.zeros_like(own[n]) for n in at])
-    every = group.gather_rows(mine.view(1, -1), 0, [1] * group.world, "the norms of parts")
-    for n, norm in zip(at, torch.linalg.vector_norm(every, order, dim=0).unbind(), strict=True):
-        own[n] = norm.to(own[n].dtype)
+    """Norms of whole tensors from the norms of the parts, in one message for each axis. Norms of plain tensors stay."""
+    own, cut = list(own), dict[DeviceMesh, list[int]]()
+    for n, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            own[n] = own[n] if part_of(tensor).numel() else torch.zeros_like(own[n])
+            for _, axis, _ in cuts_of(tensor):
+                cut.setdefault(axis, []).append(n)
+    for axis, at in cut.items():
+        group, mine = group_of(axis), torch.stack([own[n] for n in at])
+        every = group.gather_rows(mine.view(1, -1), 0, [1] * group.world, "the norms of parts")
+        for n, norm in zip(at, torch.linalg.vector_norm(every, order, dim=0).unbind(), strict=True):
+            own[n] = norm.to(own[n].dtype)
     return own

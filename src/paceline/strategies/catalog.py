@@ -51,13 +51,10 @@ def _beside_data(given: Mapping[str, Value]) -> int:
 
 
 def _of_mesh(given: Mapping[str, Value]) -> tuple[str, str]:
-    tensor = given["model"] != 1 or given["layout"] or given["dimensions"]
-    several = sum(map(bool, (tensor, given["shard"] != 1, given["pipe"] != 1))) > 1
-    if several or not given["shard"] or not given["model"] or not given["pipe"]:
+    if not given["shard"] or not given["model"] or not given["pipe"]:
         return (
-            "beside data, a mesh has the axis model, with a layout, or the axis shard, or the axis pipe, with at least "
-            "one worker each",
-            '--strategy "mesh(data=2,shard=2)", "mesh(data=2,model=2)" or "mesh(data=2,pipe=2)"',
+            "each axis of a mesh has at least one worker",
+            '--strategy "mesh(data=2,shard=2)" or "mesh(model=2,pipe=2)"',
         )
     return "", ""
 
@@ -122,8 +119,8 @@ CATALOG = {
         StrategyEntry(
             name="mesh",
             home="mesh.mesh:Mesh",
-            summary="rows over the axis data; parts of each layer over model (tensor parallelism), or of each copy of "
-            "the parameters over shard, or stages of a pipeline over pipe",
+            summary="rows over the axes data and shard; parts of each layer over model (tensor parallelism), of the "
+            "parameters over shard, stages of a pipeline over pipe; any product",
             arguments={"data": 0, "model": 1, "shard": 1, "pipe": 1, "layout": "", "dimensions": ""},
             workers=lambda given: int(given["data"]) * _beside_data(given) or None,
             multiple=lambda given: _beside_data(given),

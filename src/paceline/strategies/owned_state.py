@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paceline.comm.coalesced import AT_ONCE
 from paceline.comm.group import Group
 from paceline.spread.stage_tensor import StageTensor
-
-AT_ONCE = 32 << 20  # bytes of a message
 
 
 class DividedState(defaultdict[Any, Any]):
@@ -129,7 +128,7 @@ def size_of(optimizer: Any) -> int:
     """The bytes of the state that this worker keeps."""
     own = own_state(optimizer)
     values = [value for entry in own.values() for value in entry.values() if isinstance(value, torch.Tensor)]
-    return sum(value.nbytes for value in values if not isinstance(value, StageTensor) or value.value is not None)
+    return sum(value.kept if isinstance(value, StageTensor) else value.nbytes for value in values)
 
 
 def _gathered(own: dict[Any, Any], optimizer: Any, owners: Owners, group: Group) -> dict[Any, Any]:

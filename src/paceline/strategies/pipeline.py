@@ -126,6 +126,8 @@ class Pipeline(StageParts):
             return
         self.pipe = stage.group.along("pipe", stage.axes.members(stage.group.rank, "pipe"))
         self.pipe.ending, self.pipe.together = stage.ending, stage.together
+        # All replicas of the pipeline; without the workers that divide a stage among them.
+        self.replicas = stage.group.along("replicas", stage.axes.members(stage.group.rank, "pipe", "data", "shard"))
         self.post = self.pipe.post("pipe")
         self.holding = Holding(self.pipe)
         stage.pulse.before_waiting = self.holding.numbers.send
@@ -180,9 +182,13 @@ class Pipeline(StageParts):
             return plain(optimizer, *args, **kwargs)
         self.holding.team.lent.write_back(arrays=True)
         self.holding.numbers.settle()  # parameters that every worker holds are updated by one worker each
-        self.holding.operands.compare(self.pipe)
+        self.compare_operands()
         self.holding.keep_own_state(optimizer)
         return self._updates.step(plain, optimizer, *args, **kwargs)
+
+    def compare_operands(self) -> None:
+        """What the script has put into tensors of stages must be equal. Every worker calls it; waits for all."""
+        self.holding.operands.compare(self.pipe)
 
     # -- a call ----------------------------------------------------------------------------------------------------
 
@@ -261,17 +267,18 @@ class Pipeline(StageParts):
             return draws.in_call(split, kind.rules, strict=False, made=made)
 
         averages, begin = self.stage.views.averages, streams.packed() if kind.rules else None
-        done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.plan, averages))
-        if done.counted is None:
-            if begin is not None:
-                streams.put(begin)
-            sizes = [sum(sizes)]
+        with self.holding.team.gathered(model.parameters) as gathered:
             done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.plan, averages))
+            if done.counted is None:
+                if begin is not None:
+                    streams.put(begin)
+                sizes = [sum(sizes)]
+                done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing, kind.plan, averages))
         if now.module.training:
             self._share_buffers(model.schedule.cutting)
         output = done.output
         if torch.is_grad_enabled() and any(done.needs_grad):
-            output = WayBack(self.stage, model, done, leaves, now.cuts, sizes, dim).output()
+            output = WayBack(self.stage, model, done, leaves, now.cuts, sizes, dim, gathered).output()
         if averages.watching and done.counted is not None and kind.plan is not None and kind.plan.averages:
             divisors, all_count = done.counted  # by which the replicas combine their losses
             tensors = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)]
@@ -291,7 +298,7 @@ class Pipeline(StageParts):
         replica = stage.rows.rank if split else 0
         each = [sizes_of(size, kind.chunks) for size in slices]
         share = Share(
-            stage.group if split else self.pipe, [n for sizes in each for n in sizes], sum(map(len, each[:replica]))
+            self.replicas if split else self.pipe, [n for sizes in each for n in sizes], sum(map(len, each[:replica]))
         )
 
         def drawing(part: Split, made: int) -> Any:
@@ -307,7 +314,7 @@ class Pipeline(StageParts):
             leaves = tree.leaves(given)
             mine = [leaf.narrow(dim, start, size) if n in now.cuts else leaf for n, leaf in enumerate(leaves)]
             own, sizes = tree.rebuild(given, iter(mine)), sizes if slices[replica] else [1]
-        with stage.inside():
+        with stage.inside(), self.holding.team.gathered(now.model.parameters):
             weights, all_count = self._micro_batches.weigh(asked, kind, given, share.sizes)
             trained = train(
                 Call(plain, own, now.cuts, sizes, dim, drawing),
@@ -347,6 +354,7 @@ class Pipeline(StageParts):
         self._has_cut = True
         if known is not None:
             cutting = known.also(cutting)
+        self._lay_out(module)
         owners = cutting.owners()
         parameters, mine = list(parameters_in(module)), self.pipe.rank
         numbers = [n for n, p in enumerate(parameters) if any(s % self.stages == mine for s in owners[p])]
@@ -360,6 +368,9 @@ class Pipeline(StageParts):
         proven = {module.training} | (set() if before is None else before.proven)
         schedule = Schedule(self.holding.team, self.stage.rows, self.post, cutting, device, self.clock)
         return StagedModel(schedule, parameters, numbers, proven, parts_of(module))
+
+    def _lay_out(self, module: nn.Module) -> None:
+        """The module's parameters are about to be given to their stages."""
 
     def _tell_stages(
         self, cutting: Cutting, owners: dict[nn.Parameter, tuple[int, ...]], kept: int, total: int

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.comm.coalesced import broadcast_all
+from paceline.comm.coalesced import AT_ONCE, broadcast_all
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
@@ -26,7 +26,6 @@ from paceline.script.seams.api import current
 from paceline.script.seams.strategy import Strategy
 from paceline.torch_private import parameters_in
 
-AT_ONCE = 32 << 20  # bytes of a worker's message
 WHAT = "the outputs of a prediction"
 Call = Callable[[nn.Module, Any], Any]
 

@@ -35,7 +35,7 @@ from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call
 from paceline.units import size
 
 if TYPE_CHECKING:
-    from paceline.strategies.shards.rules import Rules
+    from paceline.strategies.shards.rules import Beside, Rules
     from paceline.strategies.shards.units import Units
 
 
@@ -143,14 +143,14 @@ class Sharded(Mirrored):
 
         device = next(parameters_in(module)).device.type
         if self._mesh is None or self._mesh.device_type != device:
-            names = ("data", "shard") if self.replicas > 1 else ("shard",)
-            mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, *names)
-            self._mesh = mesh["shard"] if self.replicas > 1 else mesh
+            root = self._root_mesh(device)
+            self._mesh = root["shard"] if root.ndim > 1 else root
             connect(self._mesh, self._parts)
         if self._rules is None:
-            self._rules = Rules(self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
+            self._rules = Rules(self.stage.rows, lambda: self.stage.depth > 0, self._rebind, self._beside())
             self._undo.append(self._rules.install())
         before = dict(module.named_parameters())
+        about = self._split(module)
         busy = old_parameters.in_graphs()
         total = sum(p.numel() * p.element_size() for p in before.values())
         copies = self._copies if self.replicas > 1 else None
@@ -165,12 +165,28 @@ class Sharded(Mirrored):
             self._old.append((weakref.ref(old), new))
         for held in units.parameters:
             held.sharded_param._paceline_held = held
+        for name, tell in about.items():
+            tell(now[name]._paceline_held._unsharded_param)  # type: ignore[attr-defined]
         own = sum(_bytes_of(p) for p in now.values())
         self.stage.pulse.notice(
             f"Sharded: a worker keeps {size(own)} of {size(total)} of the parameters of {type(module).__name__}, in "
             f"{len(units.units)} unit(s), and the same part of gradients and of the optimizer's state"
             + (", in host memory." if self.offload else ".")
         )
+
+    def _root_mesh(self, device: str) -> Any:
+        """The mesh of all axes on this kind of device."""
+        names = ("data", "shard") if self.replicas > 1 else ("shard",)
+        return torch_mesh.mesh(self.stage.group, self.stage.axes, device, *names)
+
+    def _split(self, module: nn.Module) -> dict[str, Callable[[Any], None]]:
+        """Splits parameters over another axis than shard, before FSDP2 gets them. Returns, for each of them by name,
+        what tells the layers about the parameter that FSDP2 gathers for a call."""
+        return {}
+
+    def _beside(self) -> Beside | None:
+        """What knows DTensors that do not lie on the axis shard; None if there are none."""
+        return None
 
     def _exchange(self, optimizer: torch.optim.Optimizer, new: dict[int, nn.Parameter]) -> None:
         """Gives an optimizer the sharded parameters, in the same order, and cuts its state."""

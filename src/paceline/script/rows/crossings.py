@@ -140,6 +140,9 @@ def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
 def average(local: torch.Tensor, group: Group) -> torch.Tensor:
     """A parameter's local gradient, averaged over the workers: equal to the gradient in one process. Of a DTensor,
     whose other parts are with workers outside this group, the own part is averaged."""
+    if hasattr(local, "averaged"):  # of a pipeline's stage
+        found: torch.Tensor = local.averaged(lambda part: average(part, group))
+        return found
     if hasattr(local, "to_local"):
         dtensor: Any = local
         mean = _Average.apply(dtensor.to_local(), group)

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import memory, tree
+from paceline.script.patches import patch
 from paceline.script.rows.crossings import HALF
 from paceline.script.rows.spread_tensor import make_plain
 from paceline.spread.dtensors import (
@@ -39,7 +40,7 @@ from paceline.spread.dtensors import (
     split_like,
     whole_of,
 )
-from paceline.spread.functions import ELEMENTWISE, FACTS, is_in_place, of_lists, root_of
+from paceline.spread.functions import ELEMENTWISE, FACTS, attribute_of, is_in_place, name_of, of_lists, root_of
 from paceline.spread.write_back import LentCopies
 from paceline.strategies.mesh import class_losses, layers, operand_check, transforms
 from paceline.strategies.mesh.sharded_parameter import (
@@ -87,9 +88,9 @@ def _kind(f: Any) -> tuple[Any, str]:
 
 
 def _find_kind(f: Any) -> tuple[Any, str]:
-    name: str = getattr(f, "__name__", "")
+    name = name_of(f)
     if name in ("__get__", "__set__", "__delete__"):
-        of = _attribute(f.__self__)
+        of = attribute_of(f.__self__)
         if of in COMPUTED:
             return _gathered, of
         if of in ("data", "grad"):
@@ -117,12 +118,6 @@ def _find_kind(f: Any) -> tuple[Any, str]:
         if root in names:
             return kind, name
     return _gathered, name
-
-
-def _attribute(descriptor: Any) -> str:
-    """The name of a tensor's attribute; a property that has taken the place of torch's own has none."""
-    named: str | None = getattr(descriptor, "__name__", None)
-    return named or next(name for name in ("grad", "data") if vars(torch.Tensor).get(name) is descriptor)
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {}
@@ -318,7 +313,7 @@ def _set_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         )
     value = value.shard if isinstance(value, ShardedParameter) else value
     if isinstance(value, DTensor):
-        target.shard = alias(relaid(value, target.shard.placements[0]))
+        target.shard = alias(relaid(value, target.shard.placements))
     else:
         target.shard = split_like(value, target.shard)
 
@@ -335,12 +330,18 @@ def _set_grad(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         f(target, value)
 
 
-def assign_data(target: Any, value: Any) -> None:
-    """`target.data = value`: torch asks only the target, and a plain tensor must not get a sharded one's memory."""
-    if is_sharded(value) and not is_sharded(target):
-        with torch.no_grad():
-            value = whole(value)
-    plain_data.__set__(target, value)
+def assign_whole_data() -> None:
+    """From now on a plain tensor whose `.data` is set to a sharded one gets the whole one, for the rest of the process:
+    torch asks only the target, and a plain tensor must not get a sharded one's memory."""
+    before = vars(torch.Tensor).get("data", plain_data)  # another part of the strategy may ask for the same
+
+    def assign(target: Any, value: Any) -> None:
+        if is_sharded(value) and not is_sharded(target):
+            with torch.no_grad():
+                value = whole(value)
+        before.__set__(target, value)
+
+    patch(torch.Tensor, "data", property(before.__get__, assign))
 
 
 @torch.no_grad()

@@ -33,8 +33,6 @@ class ShardedParameter(OwnTensor):
     state that was loaded whole becomes one, too: the script may hold it under another name."""
 
     shard: DTensor
-    fused: bool  # query, key and value of an attention, one below the other
-    vocab: bool  # one row for each word of a vocabulary: a linear layer with it gives logits
     answer: Answer
     _is_param: bool  # isinstance(…, nn.Parameter)
 
@@ -76,11 +74,11 @@ def _shard_of(value: Any) -> Any:
     return value.shard if isinstance(value, ShardedParameter) else value
 
 
-def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: str = "") -> None:
-    """This object becomes a `ShardedParameter` that is split along `dim`, which has this name in the layout. Every
-    worker calls it, with equal values; nothing is sent."""
-    shard = split(parameter.detach(), mesh, Shard(dim))
-    grad = None if parameter.grad is None else split(parameter.grad, mesh, Shard(dim))
+def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int) -> None:
+    """This object becomes a `ShardedParameter` that is split along `dim`. Every worker calls it, with equal values;
+    nothing is sent."""
+    shard = split(parameter.detach(), mesh, (Shard(dim),))
+    grad = None if parameter.grad is None else split(parameter.grad, mesh, (Shard(dim),))
     made = make_wrapper_subclass(
         ShardedParameter,
         parameter.shape,
@@ -90,7 +88,6 @@ def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: st
         requires_grad=parameter.requires_grad,
     )
     made.shard, made._is_param = shard, isinstance(parameter, nn.Parameter)
-    made.fused, made.vocab = name == "qkv" and dim == 0, name == "vocab" and dim == 0
     parameter.grad = None
     become(parameter, made)
     if grad is not None:
@@ -157,9 +154,9 @@ class _Enter(Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: ShardedParameter) -> DTensor:
-        ctx.placement = parameter.shard.placements[0]
+        ctx.placements = parameter.shard.placements
         return alias(parameter.shard)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> DTensor:
-        return relaid(grad, ctx.placement)
+        return relaid(grad, ctx.placements)

@@ -57,7 +57,7 @@ class AtSeams:
         self._pipeline.settle_gradients()
 
     def on_end(self) -> None:
-        self._pipeline.holding.operands.compare(self._pipeline.pipe)
+        self._pipeline.compare_operands()
         self._losses.end(self._stage.group)
         self._pipeline.tell_bubble()
         self._pipeline.holding.numbers.settle()

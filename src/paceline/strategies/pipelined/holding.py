@@ -44,7 +44,7 @@ class Holding:
                 if len({*workers}) == 1 and parameter not in known and _may_be_given(parameter):
                     give(parameter, workers[0], self.team)
         total = sum(p.nbytes for p in owners)
-        return sum(p.nbytes for p in owners if not isinstance(p, StageTensor) or p.value is not None), total
+        return sum(p.kept if isinstance(p, StageTensor) else p.nbytes for p in owners), total
 
     def gather(self, parameters: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """These parameters are whole again on every worker, with their gradients and the optimizers' state. Every
@@ -64,7 +64,7 @@ class Holding:
                 for key, value in state.items():
                     is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, StageTensor)
                     if is_tensor and value.dim() and value.shape == parameter.shape:
-                        state[key] = self.team.owned(value, parameter.owner)
+                        state[key] = self.team.owned(value, parameter.owner, parameter)
 
     def settle_gradient(self, parameter: torch.Tensor) -> None:
         """A gradient that every worker has computed (of a penalty) is kept by the parameter's owner only. One that a
@@ -74,13 +74,13 @@ class Holding:
             grad = parameter.grad = settled(grad)
         if grad is None or isinstance(grad, StageTensor) == isinstance(parameter, StageTensor) or grad.requires_grad:
             return
-        parameter.grad = self.team.owned(grad, parameter.owner) if isinstance(parameter, StageTensor) else whole(grad)
+        parameter.grad = self.part(grad, parameter) if isinstance(parameter, StageTensor) else whole(grad)
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
         """What this worker keeps of a whole tensor."""
         if not isinstance(like, StageTensor) or isinstance(value, StageTensor):
             return value
-        return self.team.owned(settled(value).to(like.device), like.owner)
+        return self.team.owned(settled(value).to(like.device), like.owner, like)
 
 
 def _may_be_given(parameter: Any) -> bool:

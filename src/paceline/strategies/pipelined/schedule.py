@@ -225,7 +225,9 @@ class Schedule:
 
             stack.enter_context(self.team.computing(self.cutting.segments.module))
             output, entered, left = self.cutting.segments.run(stage, call.plain, args, kwargs, parcel, begin=begin)
+            output = tree.replace(output, self.team.inside.plain)
         if left is not None:
+            left.tensors = list(map(self.team.inside.plain, left.tensors))
             left.rest = [streams.packed(), 0 if at is None else at.made] if draws and not turn else None
         elif draws:
             call.end = streams.packed()

@@ -10,11 +10,11 @@ from torch import nn
 
 from paceline.script.seams.stage import Stage
 from paceline.spread.stage_numbers import settled
-from paceline.spread.stage_tensor import StageTensor, assign_whole_data
+from paceline.spread.stage_tensor import StageTensor, assign_whole_data, memory_of
 from paceline.strategies.part_gradients import PartGradients
 from paceline.strategies.pipelined.holding import Holding
 from paceline.strategies.whole import save_whole
-from paceline.torch_private import parameters_in
+from paceline.torch_private import is_dtensor, parameters_in
 
 
 class StageParts(PartGradients):
@@ -47,19 +47,20 @@ class StageParts(PartGradients):
         return isinstance(parameter, StageTensor)
 
     def _part_of(self, parameter: Any) -> torch.Tensor | None:
-        return None if parameter.value is None else parameter.value.detach()
+        if parameter.value is None or parameter.team.inside.gathers(parameter):  # the way back averages these
+            return None
+        return memory_of(parameter.value).detach()
 
     def _part_of_grad(self, grad: Any, parameter: Any) -> torch.Tensor:
         value: Any = grad.value if isinstance(grad, StageTensor) else grad
-        part: torch.Tensor = value
-        return part
+        return memory_of(value)
 
     def _grad_of(self, part: torch.Tensor, parameter: Any) -> torch.Tensor:
-        return self.holding.part(part, parameter)
+        if not is_dtensor(parameter.value):
+            return self.holding.part(part, parameter)
+        from paceline.spread.dtensors import like  # DTensor takes long to import
 
-    def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
-        if not isinstance(grad, StageTensor):
-            return super()._average_now(grad)
-        if grad.value is None or self.stage.makes_samples():
-            return grad
-        return grad.team.made(super()._average_now(grad.value), grad, grad.owner, grad.device)
+        made: torch.Tensor = parameter.team.made(
+            like(part, parameter.value), parameter, parameter.owner, parameter.device
+        )
+        return made

@@ -21,7 +21,7 @@ from paceline.script import tree
 from paceline.script.rows import crossings
 from paceline.script.rows.origins import note_apart
 from paceline.script.seams.stage import Stage
-from paceline.spread.stage_tensor import StageTensor, leaf_of, whole
+from paceline.spread.stage_tensor import StageTensor, leaf_of, memory_of, whole
 from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Clock, Pass, Schedule
 from paceline.torch_private import keeps_graph
@@ -61,6 +61,7 @@ class WayBack:
     cuts: Sequence[int]  # those that were cut into rows
     sizes: Sequence[int]  # of the micro-batches
     dim: int
+    gathered: Sequence[Any] = ()  # parameters, as `Team.gathered` has made them for the call
 
     @property
     def inputs(self) -> list[int]:
@@ -89,10 +90,24 @@ class WayBack:
         mine = [n for n in model.mine if model.parameters[n].requires_grad]
         keep = keeps_graph()
         failure = Failure(schedule.rows)
-        with self.stage.inside():
-            own, of_inputs = schedule.backward(
-                self.done, wanted, [leaf_of(model.parameters[n]) for n in mine], self.dim, failure, keep=keep
-            )
+        with schedule.team.gathered(model.parameters, self.gathered):
+            with self.stage.inside():
+                own, of_inputs = schedule.backward(
+                    self.done, wanted, [leaf_of(model.parameters[n]) for n in mine], self.dim, failure, keep=keep
+                )
+            return self._all(own, of_inputs, mine, failure, keep=keep)
+
+    def _all(
+        self,
+        own: Sequence[torch.Tensor | None],
+        of_inputs: Sequence[Sequence[torch.Tensor | None]],
+        mine: Sequence[int],
+        failure: Failure,
+        *,
+        keep: bool,
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the inputs and of all parameters, from those that this worker has found."""
+        model, schedule = self.model, self.model.schedule
         if not keep:
             self.done.chunks = {}
         found: list[torch.Tensor | None] = [None] * len(model.parameters)
@@ -101,7 +116,7 @@ class WayBack:
         inputs = self.inputs
         joined = [None if failure else self._joined(n, [row[i] for row in of_inputs]) for i, n in enumerate(inputs)]
         likes = [*(self.leaves[n] for n in inputs), *model.parameters]
-        return summed(schedule.group, [*joined, *found], likes, failure, schedule.clock)
+        return summed(schedule.group, [*joined, *found], likes, failure, schedule.clock, parts_of=schedule.rows)
 
     def _joined(self, number: int, column: list[torch.Tensor | None]) -> torch.Tensor | None:
         """The gradient of an argument, from its micro-batches."""
@@ -145,9 +160,12 @@ def summed(
     failure: Failure,
     clock: Clock,
     rows: Group | None = None,
+    parts_of: Group | None = None,
 ) -> list[torch.Tensor | None]:
     """The sums over the workers; None where no worker has a gradient. Those of a stage's own parameters stay with the
-    stage, and are summed over its replicas, `rows`, if these are in the group. If a worker has failed, all raise."""
+    stage, and are summed over its replicas, `rows`, if these are in the group. `parts_of`: the replicas, which hold the
+    parts of a parameter: its gradient is averaged here, because each replica keeps another part. If a worker has
+    failed, all raise."""
     has = torch.tensor([bool(failure), *(grad is not None for grad in grads)], dtype=torch.int32, device="cpu")
     since = time.perf_counter()
     group.all_reduce(has, SUM)
@@ -156,15 +174,27 @@ def summed(
     if has[0]:
         failure.raise_first(group.gather_objects(failure.told, "the failure of a stage"))
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for number in has[1:].nonzero().flatten().tolist():
+    reached = has[1:].tolist()
+    of_parts = any(isinstance(like, StageTensor) and like.team.inside.gathers(like) for like in likes)
+    if parts_of is not None and of_parts:  # a parameter that only another replica has used gets zeros here
+        parts_of.all_reduce(has, SUM)
+        is_stages = [isinstance(like, StageTensor) for like in likes]
+        counts = zip(is_stages, has[1:].tolist(), reached, strict=True)
+        reached = [everywhere if is_stage else here for is_stage, everywhere, here in counts]
+    for number in [number for number, count in enumerate(reached) if count]:
         like = likes[number]
         if isinstance(like, StageTensor):
             own = grads[number]
             if like.value is not None:
-                own = torch.zeros_like(like.value) if own is None else own
-                if rows is not None:
+                is_part = like.team.inside.gathers(like)
+                own = torch.zeros_like(leaf_of(like)) if own is None else own
+                over = parts_of if is_part and parts_of is not None else rows
+                if over is not None:
                     own = own.contiguous()
-                    rows.all_reduce(own, SUM)
+                    over.all_reduce(memory_of(own), SUM)
+                if is_part:
+                    memory_of(own).div_(1 if parts_of is None else parts_of.world)
+                    own = like.team.inside.own_part(own, like)
             grads[number] = like.team.made(own, like, like.owner, like.device)
             continue
         kinds.setdefault((likes[number].dtype, likes[number].device), []).append(number)

@@ -63,7 +63,8 @@ def ask(
     found: list[torch.Tensor | None] = [None] * len(now)
     for n, grad in zip(direct, got[: len(direct)], strict=True):
         found[n] = whole(grad) if is_dtensor(grad) else grad
-    for n, more in zip(held, _averaged(got[len(direct) :], list(held.values()), group), strict=True):
+    inside = [whole(grad) if is_dtensor(grad) else grad for grad in got[len(direct) :]]  # of a part of a layer
+    for n, more in zip(held, _averaged(inside, list(held.values()), group), strict=True):
         before = found[n]
         found[n] = more if before is None else before if more is None else before + more
     missing = [n for n, grad in enumerate(found) if grad is None]

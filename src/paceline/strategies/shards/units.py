@@ -190,12 +190,11 @@ def left_whole(module: nn.Module) -> set[nn.Parameter]:
         for p in parameters_in(module)
         if is_lazy(p)
         or p in sparse
-        or isinstance(p, DTensor)
         or not p.dim()
         or not p.is_contiguous()
         or p.dtype is not usual
         or p.is_meta
-        or type(p) is not nn.Parameter
+        or type(p) not in (nn.Parameter, DTensor)  # one that is split over the axis model is a DTensor already
         or getattr(p, "_backward_hooks", None)
         or getattr(p, "_post_accumulate_grad_hooks", None)
     }
@@ -225,7 +224,7 @@ def refusal(what: str, kind: str) -> ScriptError:
 
 def _state_of(parameters: list[torch.Tensor], *, thorough: bool) -> list[Any]:
     """What tells whether parameters have changed. `thorough`: also by way of `.data`, which has no version."""
-    found = digest(parameters) if thorough else []
+    found = digest(getattr(p, "_local_tensor", p) for p in parameters) if thorough else []
     return [*(parameter._version for parameter in parameters), *(int(number) for number in found)]
 
 
