@@ -45,7 +45,7 @@ def arguments():
 def test_ways_that_cut_alike_what_the_module_had_looked_at_are_not_tried():
     net, given, conflicts = TimeFirst(), arguments(), Conflicts()
     few = (given[0][0][:4], *given[0][1:]), {}
-    conflicts.learn(call, net, few, {0: 0}, Draws(own=True))
+    conflicts.learn(call, net, few, {0: 0}, Draws())
     assert conflicts.rule_out({0: 0})
     assert conflicts.rule_out({0: 0, 3: 1})  # the call had not come to argument 3
     assert not conflicts.rule_out({0: 0, 1: 1})
@@ -54,6 +54,6 @@ def test_ways_that_cut_alike_what_the_module_had_looked_at_are_not_tried():
 
 def test_a_proof_of_many_square_arguments_tries_few_ways():
     net, given = TimeFirst(), arguments()
-    plan = Proof(Part(0), 0, Draws(own=True), 2)(call, net, given, tree.leaves(given))
+    plan = Proof(Part(0), 0, Draws(), 2)(call, net, given, tree.leaves(given))
     assert plan.cuts == {0: 1, **dict.fromkeys(range(1, 7), 0)}
     assert len(TimeFirst.calls) < 30
