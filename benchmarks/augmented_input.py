@@ -7,8 +7,8 @@ One run, in which every other step augments the whole batch on every worker: its
 becomes plain. Shown are seconds of the augmentation and of a whole step, medians over rounds of two steps, and the
 median of the rounds' ratios (smallest – largest). Both kinds of step compute the same numbers.
 
-Figures, own rows ÷ whole: on a host of 16 cores, `--workers 8`, augmentation 0.282 (0.260 – 0.349), a step 0.495 (0.468 –
-0.541); on 2 busy cores with 2 workers 0.552 (0.409 – 0.674) and 0.810 (0.628 – 1.022).
+Figures, own rows ÷ whole: on a host of 16 cores, `--workers 8`, augmentation 0.282 (0.260 – 0.349), a step 0.495
+(0.468 – 0.541); on 2 busy cores with 2 workers 0.552 (0.409 – 0.674) and 0.810 (0.628 – 1.022).
 """
 
 from __future__ import annotations
