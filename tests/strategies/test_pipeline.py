@@ -403,6 +403,27 @@ def test_each_replica_computes_its_own_rows(pool: Any, chunks: int, rows: list[i
     assert pool(4).run(count_rows, chunks) == [rows] * 4
 
 
+def drop_out_of_memory_order() -> list[float]:
+    """Attention's output does not lie in memory row by row, and torch draws in the order of memory."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double()
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for rows in (6, 2, 2):
+        loss = model(torch.randn(rows, 7, 8, dtype=torch.float64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_replicas_of_one_row_have_the_dropout_of_one_process(pool: Any) -> None:
+    assert (
+        pool(4).run(in_stages, {"stages": 2}, drop_out_of_memory_order)
+        == [pytest.approx(drop_out_of_memory_order(), rel=1e-10)] * 4
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [3, 4])
 @pytest.mark.parametrize("name", MODELS)

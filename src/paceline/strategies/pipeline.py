@@ -261,7 +261,7 @@ class Pipeline(StageParts):
 
         def drawing(split: Split, made: int) -> Any:
             if split.group.world == 1:
-                return nullcontext()
+                return nullcontext() if in_slice is None else draws.after(made)
             if in_slice is not None:
                 split = within(in_slice.sizes, in_slice.group.rank, chunks, split.group.rank)
             return draws.in_call(split, kind.rules, strict=False, made=made)

@@ -213,6 +213,10 @@ class Draws:
             self._last = rules, split, {}
         return self.at(True, Position(split, rules, strict, made, by_shape=by_shape, pieces=self._last[2]))
 
+    def after(self, made: int) -> Any:
+        """The sliced call under way, of which so many draws were made elsewhere."""
+        return self.at(self.on, replace(self._at, made=made))
+
     @contextmanager
     def rehearsal(self, split: Split | None = None, expected: Sequence[Drawn] = ()) -> Iterator[Position]:
         """A trial: of a part of the rows, if there is a split, else of all."""
